@@ -1,0 +1,378 @@
+# Copyright 2026 The gemma_mtp_ros Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The round loop: prefill in chunks, then draft, verify, keep what stands, as a generator of pieces.
+
+State between rounds: ``length`` rows of the caches are committed; ``token`` was chosen by the
+target but is not yet in the caches; ``state`` is the target's post-norm state at the last
+committed position. A round drafts k tokens after ``token``, runs the target once over ``token``
+and the drafts, keeps the drafts that equal the target's own choices, and has one choice more.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+
+from ..api import (
+    MAX_DRAFT,
+    Cancel,
+    EngineConfig,
+    ErrorCode,
+    Finish,
+    FinishReason,
+    Message,
+    ModelInfo,
+    Piece,
+    Request,
+    RequestError,
+    Started,
+    Stats,
+)
+from .draft_length import draft_length
+from .drafter import Drafter
+from .load import LoadedModel, load_model
+from .sampling import Rules, TokenCounts, choose, penalise, standing
+from .target import Target
+from .text import Detokenizer, StopScanner, Text
+
+
+class RoundControl(NamedTuple):
+    """What the outside wants of the next round."""
+
+    draft_cap: int
+    end: Cancel | None = None
+    paused_s: float = 0.0
+
+
+Poll = Callable[[], RoundControl]
+"""Called once before each prefill chunk and each round."""
+
+GREEDY_BELOW = 1e-5
+"""Temperatures under this are greedy: dividing by them would overflow."""
+
+
+class Sequence:
+    """One request while it is served: what stands, and what it cost."""
+
+    def __init__(self, request: Request, prompt: list[int], rules: Rules, limit: int, text: Text) -> None:
+        self.request = request
+        self.prompt = prompt
+        self.rules = rules
+        self.limit = limit
+        self.tokens: list[int] = []
+        self.text = ""
+        self.detokenizer = Detokenizer(text)
+        self.stops = StopScanner(request.sampling.stop)
+        self.rounds = 0
+        self.drafted = [0] * MAX_DRAFT
+        self.accepted = [0] * MAX_DRAFT
+        self.started_s = time.monotonic()
+        self.submitted_s = self.started_s if request.submitted_s is None else request.submitted_s
+        self.first_s: float | None = None
+        self.paused_s = 0.0
+        self.decode_paused_s = 0.0
+        self.finish: FinishReason | None = None
+
+    def push(self, chosen: list[int], eos: frozenset[int]) -> tuple[str, list[int], int]:
+        """Let chosen tokens stand one by one until the end of the text.
+
+        :return: text to show; the tokens that stand (an end-of-sequence token is not among them,
+            the token that completes a stop string is); how many of ``chosen`` were looked at.
+        """
+        shown, kept, used = "", [], 0
+        for token in chosen:
+            used += 1
+            if token in eos:
+                self.finish = FinishReason.STOP
+                break
+            kept.append(token)
+            self.tokens.append(token)
+            shown += self.stops.push(self.detokenizer.push(token))
+            if self.stops.hit:
+                self.finish = FinishReason.STOP
+                break
+            if len(self.tokens) >= self.limit:
+                self.finish = FinishReason.LENGTH
+                break
+        self.text += shown
+        return shown, kept, used
+
+    def flush(self) -> str:
+        """Text still held back when the generation ends."""
+        if self.stops.hit:
+            return ""
+        shown = self.stops.push(self.detokenizer.flush())
+        shown += self.stops.flush()
+        self.text += shown
+        return shown
+
+    def decode_s(self, now: float) -> float:
+        """Time since the first token, pauses aside."""
+        if self.first_s is None:
+            return 0.0
+        return max(0.0, now - self.first_s - self.decode_paused_s)
+
+    def rate(self, now: float) -> float:
+        """Tokens per second of decoding: those after the first, over the time since it."""
+        elapsed = self.decode_s(now)
+        return (len(self.tokens) - 1) / elapsed if elapsed > 0 and len(self.tokens) > 1 else 0.0
+
+    def stats(self) -> Stats:
+        """The bill."""
+        now = time.monotonic()
+        return Stats(
+            prompt_tokens=len(self.prompt),
+            completion_tokens=len(self.tokens),
+            rounds=self.rounds,
+            drafted_at=tuple(self.drafted),
+            accepted_at=tuple(self.accepted),
+            queue_s=max(0.0, self.started_s - self.submitted_s),
+            ttft_s=0.0 if self.first_s is None else self.first_s - self.submitted_s,
+            decode_s=self.decode_s(now),
+            paused_s=self.paused_s,
+            total_s=now - self.submitted_s,
+            tokens_per_second=self.rate(now),
+        )
+
+
+class Engine:
+    """A loaded pair that serves one request at a time."""
+
+    def __init__(self, config: EngineConfig, model: LoadedModel) -> None:
+        self.config = config
+        self.model = model
+        self.target: Target = model.target
+        self.drafter: Drafter | None = model.drafter
+        self.text: Text = model.text
+        self.info: ModelInfo = model.info
+        self.device = model.target.device
+
+    @classmethod
+    def load(cls, config: EngineConfig, progress: Callable[[str, float], None]) -> Engine:
+        """Load target and drafter and prove what ``reproducible`` claims.
+
+        :param progress: called with (stage, fraction) for each tensor and step.
+        :raises GemmaMtpError: with one sentence; nothing stays loaded.
+        """
+        return cls(config, load_model(config, progress))
+
+    def count_tokens(self, messages: tuple[Message, ...], raw_prompt: str | None) -> int:
+        """Tokens of a prompt, template applied.
+
+        :raises RequestError: as a goal with this prompt would.
+        """
+        return len(self.text.encode(messages, raw_prompt))
+
+    def warm(self, system_prompt: str, poll: Poll) -> None:
+        """Run every code path once, over the system prompt where there is one."""
+        if system_prompt:
+            prompt = self.text.encode((Message(role="user", content=system_prompt),), None)
+        else:
+            prompt = [self.model.bos]
+        prompt = prompt[: self.config.max_context - MAX_DRAFT - 2]
+        with torch.inference_mode():
+            self.target.cache.reset()
+            for begin in range(0, len(prompt), self.config.prefill_chunk):
+                if poll().end is not None:
+                    return
+                chunk = prompt[begin : begin + self.config.prefill_chunk]
+                self._prefill_chunk(chunk, begin + len(chunk) == len(prompt))
+            state = torch.zeros(1, self.target.spec.hidden, device=self.device)
+            token = torch.tensor([self.model.bos], device=self.device)
+            drafts = self._draft(token, state, min(2, MAX_DRAFT), Rules(), 0, None)
+            self.target.decode(torch.cat([token, drafts]), self.target.cache.length)
+
+    def _prefill_chunk(self, chunk: list[int], last: bool) -> tuple[torch.Tensor, torch.Tensor] | None:
+        ids = torch.tensor(chunk, dtype=torch.long, device=self.device)
+        return self.target.prefill(ids, last)
+
+    def _rules(self, request: Request) -> Rules:
+        """Sampling parameters with the checkpoint's own where the request leaves them open."""
+        s, d = request.sampling, self.model.generation
+        temperature = d.temperature if s.temperature is None else s.temperature
+        return Rules(
+            temperature=0.0 if temperature < GREEDY_BELOW else temperature,
+            top_p=d.top_p if s.top_p is None else s.top_p,
+            top_k=d.top_k if s.top_k is None else s.top_k,
+            min_p=d.min_p if s.min_p is None else s.min_p,
+            repetition_penalty=(
+                d.repetition_penalty if s.repetition_penalty is None else s.repetition_penalty
+            ),
+            presence_penalty=s.presence_penalty,
+            frequency_penalty=s.frequency_penalty,
+            seed=secrets.randbits(62) if s.seed is None else s.seed,
+        )
+
+    def _open(self, request: Request) -> Sequence:
+        """Check a request and turn it into a sequence.
+
+        :raises RequestError: naming the value, the bound and the remedy.
+        """
+        prompt = self.text.encode(request.messages, request.raw_prompt)
+        context = self.config.max_context
+        if len(prompt) >= context:
+            raise RequestError(
+                f"the prompt has {len(prompt)} tokens, but engine.max_context is {context} tokens for "
+                "prompt and answer together; shorten the prompt or raise engine.max_context",
+                ErrorCode.PROMPT_TOO_LONG,
+            )
+        limit = request.sampling.max_new_tokens or self.config.max_new_tokens
+        # The last token of an answer needs no row in the caches.
+        limit = min(limit, context - len(prompt) + 1)
+        return Sequence(request, prompt, self._rules(request), limit, self.text)
+
+    def generate(self, request: Request, poll: Poll) -> Iterator[Started | Piece | Finish]:
+        """Serve a request: one ``Started``, a ``Piece`` a round, one ``Finish``.
+
+        An inadmissible request gives its ``Finish`` alone. The generator may be closed at any
+        point; the next request starts from an empty cache.
+        """
+        begin_s = time.monotonic()
+        try:
+            sequence = self._open(request)
+        except RequestError as error:
+            submitted = begin_s if request.submitted_s is None else request.submitted_s
+            yield Finish(
+                request_id=request.id,
+                finish_reason=FinishReason.ERROR,
+                error_code=error.code,
+                error_msg=str(error),
+                stats=Stats(total_s=time.monotonic() - submitted, queue_s=max(0.0, begin_s - submitted)),
+            )
+            return
+        yield Started(request_id=request.id, prompt_tokens=len(sequence.prompt))
+        end: Cancel | None = None
+        for piece in self._rounds(sequence, poll):
+            if isinstance(piece, Cancel):
+                end = piece
+                break
+            yield piece
+        tail = sequence.flush()
+        if tail:
+            yield self._piece(sequence, tail, [], 0)
+        yield Finish(
+            request_id=request.id,
+            finish_reason=end.finish_reason if end else sequence.finish or FinishReason.ERROR,
+            error_code=end.error_code if end else ErrorCode.NONE,
+            error_msg=end.error_msg if end else "",
+            text=sequence.text,
+            seed=sequence.rules.seed,
+            stats=sequence.stats(),
+        )
+
+    def _piece(self, sequence: Sequence, text: str, tokens: list[int], drafted: int) -> Piece:
+        return Piece(
+            request_id=sequence.request.id,
+            text=text,
+            token_ids=tuple(tokens),
+            completion_tokens=len(sequence.tokens),
+            tokens_per_second=sequence.rate(time.monotonic()),
+            draft_length=drafted,
+        )
+
+    def _rounds(self, sequence: Sequence, poll: Poll) -> Iterator[Piece | Cancel]:
+        """Prefill and rounds until the sequence ends, or a Cancel that ends it from outside."""
+        cache = self.target.cache
+        cache.reset()
+        rules, prompt = sequence.rules, sequence.prompt
+        eos = self.model.generation.eos
+        counts = TokenCounts(self.target.spec.vocab, prompt, self.device) if rules.penalises else None
+        state = logits = None
+        for begin in range(0, len(prompt), self.config.prefill_chunk):
+            control = poll()
+            sequence.paused_s += control.paused_s
+            if control.end is not None:
+                yield control.end
+                return
+            chunk = prompt[begin : begin + self.config.prefill_chunk]
+            with torch.inference_mode():
+                result = self._prefill_chunk(chunk, begin + len(chunk) == len(prompt))
+                if result is not None:
+                    state, logits = result
+        assert state is not None and logits is not None
+        with torch.inference_mode():
+            if counts is not None:
+                logits = penalise(logits, rules, counts.prompt, counts.standing[None, :])
+            token = choose(self.model.suppress(logits), rules, 0)
+        shown, kept, _ = sequence.push(token.tolist(), eos)
+        sequence.first_s = time.monotonic()
+        if counts is not None:
+            counts.add(kept)
+        yield self._piece(sequence, shown, kept, 0)
+        while sequence.finish is None:
+            control = poll()
+            sequence.paused_s += control.paused_s
+            sequence.decode_paused_s += control.paused_s
+            if control.end is not None:
+                yield control.end
+                return
+            with torch.inference_mode():
+                chosen, state, drafted = self._round(sequence, token, state, control.draft_cap, counts)
+            shown, kept, used = sequence.push(chosen, eos)
+            if counts is not None:
+                counts.add(kept)
+            # A draft that stands but lies past the end of the text was of no use.
+            for i in range(min(used, len(chosen) - 1)):
+                sequence.accepted[i] += 1
+            token = torch.tensor(chosen[-1:], device=self.device)
+            yield self._piece(sequence, shown, kept, drafted)
+
+    def _round(
+        self,
+        sequence: Sequence,
+        token: torch.Tensor,
+        state: torch.Tensor,
+        cap: int,
+        counts: TokenCounts | None,
+    ) -> tuple[list[int], torch.Tensor, int]:
+        """One round: what the target chose, its state at the last committed place, drafts made."""
+        cache, rules = self.target.cache, sequence.rules
+        index = len(sequence.tokens)
+        k = 0
+        if self.drafter is not None:
+            context_left = self.config.max_context - cache.length
+            k = draft_length(cap, sequence.limit - index, context_left)
+        drafts = self._draft(token, state, k, rules, index, counts)
+        ids = torch.cat([token, drafts]) if k else token
+        hidden, logits = self.target.decode(ids, cache.length)
+        if counts is not None:
+            logits = penalise(logits, rules, counts.prompt, counts.rows(drafts))
+        choices = choose(self.model.suppress(logits), rules, index)
+        both = torch.cat([drafts, choices]).tolist()
+        kept = standing(both[:k], both[k:])
+        chosen = both[k : k + kept + 1]
+        cache.commit(cache.length + kept + 1)
+        sequence.rounds += 1
+        for i in range(k):
+            sequence.drafted[i] += 1
+        return chosen, hidden[kept : kept + 1], k
+
+    def _draft(
+        self,
+        token: torch.Tensor,
+        state: torch.Tensor,
+        k: int,
+        rules: Rules,
+        index: int,
+        counts: TokenCounts | None,
+    ) -> torch.Tensor:
+        """``(k,)`` drafts: the drafter's own choices under the noise that the target will meet."""
+        drafts: list[torch.Tensor] = []
+        if k and self.drafter is not None:
+            visible = self.drafter.begin()
+            for i in range(k):
+                state, hidden = self.drafter.step(token, state, visible)
+                scores, ids = self.drafter.logits(hidden)
+                if counts is not None:
+                    so_far = counts.rows(torch.cat(drafts) if drafts else token[:0])[-1:]
+                    prompt = counts.prompt
+                    if ids is not None:
+                        so_far, prompt = so_far[:, ids], prompt[ids]
+                    scores = penalise(scores, rules, prompt, so_far)
+                token = choose(scores, rules, index + i, ids)
+                drafts.append(token)
+        return torch.cat(drafts) if drafts else token[:0]

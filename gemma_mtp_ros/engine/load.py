@@ -1,0 +1,221 @@
+# Copyright 2026 The gemma_mtp_ros Authors
+# SPDX-License-Identifier: Apache-2.0
+"""From an EngineConfig to a loaded, checked pair."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from ..api import CheckpointError, EngineConfig, ErrorCode, GemmaMtpError, ModelInfo
+from .cache import ROWS, round_up
+from .checkpoint import (
+    Weights,
+    available_memory,
+    check_memory,
+    find_folder,
+    read_config,
+)
+from .drafter import Drafter
+from .ops import BLOCK
+from .spec import DRAFTER_TYPES, TARGET_TYPES, TextSpec, check_pair, drafter_spec, text_spec
+from .target import Target
+from .text import Text
+from .verify import verify
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class GenerationDefaults:
+    """What ``generation_config.json`` says; a model that does not sample is greedy."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    eos: frozenset[int]
+    suppressed: tuple[int, ...]
+
+
+@dataclass
+class LoadedModel:
+    """All that serving needs."""
+
+    target: Target
+    drafter: Drafter | None
+    text: Text
+    generation: GenerationDefaults
+    bos: int
+    info: ModelInfo
+    suppressed: torch.Tensor | None
+
+    def suppress(self, logits: torch.Tensor) -> torch.Tensor:
+        """Rule out the tokens that the checkpoint never wants to see."""
+        if self.suppressed is not None:
+            logits = logits.index_fill(1, self.suppressed, float("-inf"))
+        return logits
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return tuple(int(v) for v in value) if isinstance(value, Iterable) else (int(value),)
+
+
+def generation_defaults(folder: Path, config: Any) -> GenerationDefaults:
+    """Read ``generation_config.json``; its absence means greedy and the config's own EOS.
+
+    :raises CheckpointError: when the file is damaged.
+    """
+    file = folder / "generation_config.json"
+    generation = GenerationConfig()
+    if file.is_file():
+        try:
+            generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError, TypeError) as error:
+            raise CheckpointError(f"{file} cannot be read ({error}); download the checkpoint again") from error
+
+    def number(name: str, off: float) -> float:
+        value = getattr(generation, name, None)
+        return off if value is None else float(value)
+
+    eos = _ids(generation.eos_token_id) or _ids(config.eos_token_id)
+    return GenerationDefaults(
+        temperature=number("temperature", 1.0) if generation.do_sample else 0.0,
+        top_p=number("top_p", 1.0),
+        top_k=int(number("top_k", 0)),
+        min_p=number("min_p", 0.0),
+        repetition_penalty=number("repetition_penalty", 1.0),
+        eos=frozenset(eos),
+        suppressed=_ids(getattr(generation, "suppress_tokens", None)),
+    )
+
+
+def pick_device(name: str) -> torch.device:
+    """``auto`` takes CUDA where torch has it.
+
+    :raises GemmaMtpError: when CUDA is asked for and is not there.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise GemmaMtpError(
+            "engine.device is cuda, but this torch sees no CUDA device; install a torch build for this "
+            "board or set engine.device: cpu",
+            ErrorCode.BACKEND_UNAVAILABLE,
+        )
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def cache_bytes(spec: TextSpec, max_context: int, item: int) -> int:
+    """Bytes of keys and values at the full context."""
+    total = 0
+    for i, layer in enumerate(spec.layers):
+        if layer.kv_source == i:
+            rows = spec.window + ROWS - 1 if layer.sliding else round_up(max_context + ROWS, BLOCK)
+            total += 2 * layer.kv_heads * layer.head_dim * rows * item
+    return total
+
+
+def weight_bytes(weights: Weights, item: int) -> int:
+    """Bytes of the text model's tensors at ``item`` bytes a value."""
+    total = 0
+    for key, entry in weights.entries.items():
+        if key.startswith(weights.prefix or ""):
+            count = 1
+            for size in entry.shape:
+                count *= size
+            total += count * item
+    return total
+
+
+def revision_of(folder: Path) -> str:
+    """Commit of a snapshot in the Hugging Face cache, else empty."""
+    return folder.name if folder.parent.name == "snapshots" else ""
+
+
+def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> LoadedModel:
+    """Check everything that can be checked from headers, then read the weights.
+
+    :raises GemmaMtpError: one sentence with value, bound and remedy.
+    """
+    begin = time.monotonic()
+    device = pick_device(config.device)
+    dtype = DTYPES[config.weights]
+    drafter_dtype = dtype if config.drafter_weights == "same" else DTYPES[config.drafter_weights]
+    folder = find_folder(config.model, "model")
+    hf_config = read_config(folder, TARGET_TYPES, "model")
+    text_config = hf_config.get_text_config()
+    spec = text_spec(text_config)
+    weights = Weights(folder, "model")
+    progress("checkpoint", 0.0)
+    needed = weight_bytes(weights, dtype.itemsize) + cache_bytes(spec, config.max_context, dtype.itemsize)
+    draft_spec = draft_weights = None
+    if config.drafter:
+        draft_folder = find_folder(config.drafter, "drafter")
+        draft_spec = drafter_spec(read_config(draft_folder, DRAFTER_TYPES, "drafter"))
+        check_pair(spec, draft_spec, str(folder), str(draft_folder))
+        draft_weights = Weights(draft_folder, "drafter")
+        needed += weight_bytes(draft_weights, drafter_dtype.itemsize)
+    if config.max_context > spec.max_positions:
+        raise CheckpointError(
+            f"engine.max_context is {config.max_context}, but {folder} was made for at most "
+            f"{spec.max_positions} positions; lower engine.max_context"
+        )
+    check_memory(needed, available_memory(), config.memory_reserve_mib * 1024 * 1024)
+    text = Text(folder)
+    generation = generation_defaults(folder, text_config)
+    if text_size(text) > spec.vocab:
+        raise CheckpointError(
+            f"the tokenizer of {folder} has {text_size(text)} tokens, more than the vocabulary of "
+            f"{spec.vocab}; tokenizer and weights do not belong together"
+        )
+    weights.progress = progress
+    with torch.inference_mode():
+        target = Target(
+            spec,
+            weights,
+            max_context=config.max_context,
+            dtype=dtype,
+            device=device,
+            reproducible=config.reproducible,
+            drafter=draft_spec is not None,
+        )
+        drafter = None
+        if draft_spec is not None and draft_weights is not None:
+            draft_weights.progress = progress
+            drafter = Drafter(draft_spec, draft_weights, target, drafter_dtype, device)
+        progress("verify", 0.0)
+        reproducible = verify(target, lambda: progress("verify", 0.5)) if config.reproducible else "off"
+    suppressed = None
+    if generation.suppressed:
+        suppressed = torch.tensor(generation.suppressed, device=device)
+    held = target.weight_bytes + target.cache.bytes + (drafter.weight_bytes if drafter else 0)
+    info = ModelInfo(
+        model=config.model,
+        drafter=config.drafter,
+        precision=config.weights,
+        revision=revision_of(folder),
+        context=config.max_context,
+        vocabulary=spec.vocab,
+        bytes=held,
+        reproducible=reproducible,
+        device=str(device),
+        load_s=time.monotonic() - begin,
+    )
+    bos = text_config.bos_token_id
+    return LoadedModel(target, drafter, text, generation, 0 if bos is None else bos, info, suppressed)
+
+
+def text_size(text: Text) -> int:
+    """One more than the largest token id of the tokenizer."""
+    return max(text.tokenizer.get_vocab().values(), default=-1) + 1
+
