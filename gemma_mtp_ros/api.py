@@ -1,6 +1,6 @@
 # Copyright 2026 The gemma_mtp_ros Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Words that cross borders: what the node, the host, the engine and the command line say to each other.
+"""Words that cross borders between node, host, engine and command line.
 
 Frozen pydantic models only; no torch, no rclpy. The numbers of :class:`FinishReason` and
 :class:`ErrorCode` are those of ``action/Generate.action``.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import json
 import math
-from typing import Annotated, Literal, Union
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
@@ -146,9 +146,7 @@ class SamplingParams(Frozen):
             if not text:
                 raise ValueError("a stop string is empty; leave it out")
             if len(text.encode("utf-8", "replace")) > MAX_STOP_BYTES:
-                raise ValueError(
-                    f"a stop string has more than {MAX_STOP_BYTES} bytes; shorten it"
-                )
+                raise ValueError(f"a stop string has more than {MAX_STOP_BYTES} bytes; shorten it")
         return value
 
 
@@ -168,7 +166,9 @@ class Request(Frozen):
 
 
 class Stats(Frozen):
-    """What a generation cost (``msg/GenerationStats``); ``drafted_at[i]`` is draft depth ``i+1``."""
+    """What a generation cost (``msg/GenerationStats``); ``drafted_at[i]`` is draft depth
+    ``i+1``.
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -350,6 +350,8 @@ class Piece(Frozen):
     completion_tokens: int
     tokens_per_second: float
     draft_length: int
+    decided_s: float = 0.0
+    """CLOCK_MONOTONIC time at which the engine decided the round; 0: unknown."""
 
 
 class Finish(Frozen):
@@ -396,10 +398,10 @@ class Log(Frozen):
 
 
 ToEngine = Annotated[
-    Union[Configure, Generate, Cancel, CountTokens, Warm], Field(discriminator="kind")
+    Configure | Generate | Cancel | CountTokens | Warm, Field(discriminator="kind")
 ]
 FromEngine = Annotated[
-    Union[Progress, Ready, Failed, Started, Piece, Finish, Counted, Warmed, Log],
+    Progress | Ready | Failed | Started | Piece | Finish | Counted | Warmed | Log,
     Field(discriminator="kind"),
 ]
 to_engine: TypeAdapter[ToEngine] = TypeAdapter(ToEngine)

@@ -1,6 +1,6 @@
 # Copyright 2026 The gemma_mtp_ros Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny random Gemma 4 pairs of true structure, saved as Hugging Face folders by transformers itself."""
+"""Tiny random Gemma 4 pairs of true structure, saved as Hugging Face folders by transformers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from transformers import (
 SLIDING, FULL = "sliding_attention", "full_attention"
 SPECIAL = ["<pad>", "<eos>", "<bos>", "<|turn>", "<turn|>"]
 TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}<|turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
-    "{{ m.content }}<turn|>\n{% endfor %}{% if add_generation_prompt %}<|turn>model\n{% endif %}"
+    "{{ bos_token }}{% for m in messages %}"
+    "<|turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content }}<turn|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|turn>model\n{% endif %}"
 )
 WINDOW = 12
 
@@ -59,7 +60,8 @@ ONE_KV_HEAD = Kind(
     {"num_key_value_heads": 1},
 )
 UNTIED = Kind(
-    "untied", {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "tie_word_embeddings": False}
+    "untied",
+    {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "tie_word_embeddings": False},
 )
 KINDS = [E_SIZE, PLAIN, K_EQ_V, ONE_KV_HEAD, UNTIED]
 
@@ -155,7 +157,9 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
             value.copy_(torch.randn(value.shape, generator=generator) * scale)
 
 
-def save_target(folder: Path, *, seed: int = 0, generation: dict[str, Any] | None = None, **overrides: Any) -> Path:
+def save_target(
+    folder: Path, *, seed: int = 0, generation: dict[str, Any] | None = None, **overrides: Any
+) -> Path:
     """Make a random target with tokenizer and template in ``folder``."""
     model = Gemma4ForCausalLM(target_config(**overrides))
     randomise(model, seed)
@@ -168,13 +172,17 @@ def save_target(folder: Path, *, seed: int = 0, generation: dict[str, Any] | Non
 
 def save_drafter(folder: Path, target: Path, *, seed: int = 1, **overrides: Any) -> Path:
     """Make a random drafter for the target in ``target``."""
-    model = Gemma4AssistantForCausalLM(drafter_config(Gemma4TextConfig.from_pretrained(target), **overrides))
+    model = Gemma4AssistantForCausalLM(
+        drafter_config(Gemma4TextConfig.from_pretrained(target), **overrides)
+    )
     randomise(model, seed)
     model.save_pretrained(folder)
     return folder
 
 
-def make_pair(folder: Path, kind: Kind = E_SIZE, *, seed: int = 0, **generation: Any) -> tuple[Path, Path]:
+def make_pair(
+    folder: Path, kind: Kind = E_SIZE, *, seed: int = 0, **generation: Any
+) -> tuple[Path, Path]:
     """A random target and a random drafter for it: ``(target, drafter)`` folders."""
     target = save_target(folder / "target", seed=seed, generation=generation, **kind.target)
     drafter = save_drafter(folder / "drafter", target, seed=seed + 1, **kind.drafter)

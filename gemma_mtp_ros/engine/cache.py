@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keys and values: preallocated, written in place, rolled back by moving a pointer.
 
-A sliding layer keeps ``window + MAX_DRAFT`` rows in a ring, so that a pass of ``MAX_DRAFT + 1`` rows never
-overwrites a key that its first row may still read. A full layer keeps every row, in blocks, up to the context limit.
-Rows at or past ``length`` are never shown to a reader: each mask ends at a position, not at the end of a buffer.
+A sliding layer keeps ``window + MAX_DRAFT`` rows in a ring, so that a pass of ``MAX_DRAFT + 1``
+rows never overwrites a key that its first row may still read. A full layer keeps every row, in
+blocks, up to the context limit. Rows at or past ``length`` are never shown to a reader: each mask
+ends at a position, not at the end of a buffer.
 """
 
 from __future__ import annotations
@@ -68,7 +69,13 @@ class LayerCache:
     """Keys and values of one layer that writes its own: ``(2 * kv_heads, rows, head_dim)``."""
 
     def __init__(
-        self, sliding: bool, kv_heads: int, head_dim: int, rows: int, dtype: torch.dtype, device: torch.device
+        self,
+        sliding: bool,
+        kv_heads: int,
+        head_dim: int,
+        rows: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self.sliding = sliding
         self.kv_heads = kv_heads
@@ -84,7 +91,9 @@ class LayerCache:
         """Make room for ``rows`` positions of a full layer."""
         old = self.kv
         if rows > old.shape[1]:
-            self.kv = torch.zeros(old.shape[0], rows, old.shape[2], dtype=old.dtype, device=old.device)
+            self.kv = torch.zeros(
+                old.shape[0], rows, old.shape[2], dtype=old.dtype, device=old.device
+            )
             self.kv[:, : old.shape[1]] = old
             self._split()
 
@@ -96,7 +105,13 @@ class KVCache:
     """
 
     def __init__(
-        self, spec: TextSpec, max_context: int, dtype: torch.dtype, device: torch.device, *, drafter: bool
+        self,
+        spec: TextSpec,
+        max_context: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        drafter: bool,
     ) -> None:
         self.max_context = max_context
         self.length = 0
@@ -108,7 +123,9 @@ class KVCache:
         for i, layer in enumerate(spec.layers):
             if layer.kv_source == i:
                 rows = self.ring if layer.sliding else self.capacity
-                self.layers[i] = LayerCache(layer.sliding, layer.kv_heads, layer.head_dim, rows, dtype, device)
+                self.layers[i] = LayerCache(
+                    layer.sliding, layer.kv_heads, layer.head_dim, rows, dtype, device
+                )
         self.sliding_masks = SlidingMasks(spec.window, self.ring, 0, device)
         self.full_masks = FullMasks(self.capacity_limit, device)
         self.draft_masks = SlidingMasks(spec.window, self.ring, 1, device) if drafter else None
@@ -119,7 +136,9 @@ class KVCache:
         self.length = 0
 
     def ensure(self, positions: int) -> None:
-        """Grow the full layers so that ``positions`` rows fit (at most the context and one pass)."""
+        """Grow the full layers so that ``positions`` rows fit (at most the context and one
+        pass).
+        """
         if positions <= self.capacity:
             return
         self.capacity = min(self.capacity_limit, round_up(max(positions, 2 * self.capacity), BLOCK))

@@ -1,6 +1,6 @@
 # Copyright 2026 The gemma_mtp_ros Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face folders: find one, read its config, check it, and hand out its tensors one by one."""
+"""Hugging Face folders: find one, check it, and hand out its tensors one by one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def find_folder(name: str, role: str) -> Path:
     :raises CheckpointError: when there is no such folder or no config in it.
     """
     if not name:
-        raise CheckpointError(f"no {role} is set; give a Hugging Face folder in the parameter '{role}'")
+        raise CheckpointError(
+            f"no {role} is set; give a Hugging Face folder in the parameter '{role}'"
+        )
     folder = Path(name).expanduser()
     if not folder.exists() and not folder.is_absolute() and name.count("/") == 1:
         from huggingface_hub import snapshot_download
@@ -52,7 +54,8 @@ def find_folder(name: str, role: str) -> Path:
         )
     if not (folder / "config.json").is_file():
         raise CheckpointError(
-            f"{role} folder {name!r} has no config.json; give the folder that holds the whole checkpoint"
+            f"{role} folder {name!r} has no config.json; give the folder that holds the whole "
+            "checkpoint"
         )
     return folder
 
@@ -118,7 +121,8 @@ class Weights:
                     f"{file} is cut short or damaged ({error}); download the checkpoint again"
                 ) from error
         self.prefix = next(
-            (p for p in self.PREFIXES if p + "layers.0.self_attn.q_proj.weight" in self.entries), None
+            (p for p in self.PREFIXES if p + "layers.0.self_attn.q_proj.weight" in self.entries),
+            None,
         )
         if self.prefix is None:
             raise CheckpointError(
@@ -133,7 +137,9 @@ class Weights:
         index = self.folder / INDEX
         if index.is_file():
             try:
-                names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+                names = sorted(
+                    set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+                )
             except (OSError, ValueError, KeyError, AttributeError) as error:
                 raise CheckpointError(
                     f"{index} cannot be read ({error}); download the checkpoint again"
@@ -203,7 +209,8 @@ def check_memory(needed: int, available: int | None, reserve: int) -> None:
         return
     mib = 1024 * 1024
     raise CheckpointError(
-        f"the model needs {math.ceil(needed / mib)} MiB and {reserve // mib} MiB are kept for the rest "
+        f"the model needs {math.ceil(needed / mib)} MiB and {reserve // mib} MiB are kept for "
+        "the rest "
         f"of the robot, but {available // mib} MiB are available; use a smaller checkpoint, "
         "engine.weights: bfloat16, a smaller engine.max_context, or free memory",
         ErrorCode.OUT_OF_MEMORY,

@@ -1,6 +1,6 @@
 # Copyright 2026 The gemma_mtp_ros Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The round loop: prefill in chunks, then draft, verify, keep what stands, as a generator of pieces.
+"""The round loop, a generator of pieces: prefill in chunks, then draft, verify, keep what stands.
 
 State between rounds: ``length`` rows of the caches are committed; ``token`` was chosen by the
 target but is not yet in the caches; ``state`` is the target's post-norm state at the last
@@ -58,7 +58,9 @@ GREEDY_BELOW = 1e-5
 class Sequence:
     """One request while it is served: what stands, and what it cost."""
 
-    def __init__(self, request: Request, prompt: list[int], rules: Rules, limit: int, text: Text) -> None:
+    def __init__(
+        self, request: Request, prompt: list[int], rules: Rules, limit: int, text: Text
+    ) -> None:
         self.request = request
         self.prompt = prompt
         self.rules = rules
@@ -186,7 +188,9 @@ class Engine:
             drafts = self._draft(token, state, min(2, MAX_DRAFT), Rules(), 0, None)
             self.target.decode(torch.cat([token, drafts]), self.target.cache.length)
 
-    def _prefill_chunk(self, chunk: list[int], last: bool) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def _prefill_chunk(
+        self, chunk: list[int], last: bool
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
         ids = torch.tensor(chunk, dtype=torch.long, device=self.device)
         return self.target.prefill(ids, last)
 
@@ -216,7 +220,8 @@ class Engine:
         context = self.config.max_context
         if len(prompt) >= context:
             raise RequestError(
-                f"the prompt has {len(prompt)} tokens, but engine.max_context is {context} tokens for "
+                f"the prompt has {len(prompt)} tokens, but engine.max_context is {context} "
+                "tokens for "
                 "prompt and answer together; shorten the prompt or raise engine.max_context",
                 ErrorCode.PROMPT_TOO_LONG,
             )
@@ -241,7 +246,9 @@ class Engine:
                 finish_reason=FinishReason.ERROR,
                 error_code=error.code,
                 error_msg=str(error),
-                stats=Stats(total_s=time.monotonic() - submitted, queue_s=max(0.0, begin_s - submitted)),
+                stats=Stats(
+                    total_s=time.monotonic() - submitted, queue_s=max(0.0, begin_s - submitted)
+                ),
             )
             return
         yield Started(request_id=request.id, prompt_tokens=len(sequence.prompt))
@@ -265,13 +272,15 @@ class Engine:
         )
 
     def _piece(self, sequence: Sequence, text: str, tokens: list[int], drafted: int) -> Piece:
+        now = time.monotonic()
         return Piece(
             request_id=sequence.request.id,
             text=text,
             token_ids=tuple(tokens),
             completion_tokens=len(sequence.tokens),
-            tokens_per_second=sequence.rate(time.monotonic()),
+            tokens_per_second=sequence.rate(now),
             draft_length=drafted,
+            decided_s=now,
         )
 
     def _rounds(self, sequence: Sequence, poll: Poll) -> Iterator[Piece | Cancel]:
@@ -280,7 +289,9 @@ class Engine:
         cache.reset()
         rules, prompt = sequence.rules, sequence.prompt
         eos = self.model.generation.eos
-        counts = TokenCounts(self.target.spec.vocab, prompt, self.device) if rules.penalises else None
+        counts = (
+            TokenCounts(self.target.spec.vocab, prompt, self.device) if rules.penalises else None
+        )
         state = logits = None
         for begin in range(0, len(prompt), self.config.prefill_chunk):
             control = poll()
@@ -293,7 +304,8 @@ class Engine:
                 result = self._prefill_chunk(chunk, begin + len(chunk) == len(prompt))
                 if result is not None:
                     state, logits = result
-        assert state is not None and logits is not None
+        assert state is not None
+        assert logits is not None
         with torch.inference_mode():
             if counts is not None:
                 logits = penalise(logits, rules, counts.prompt, counts.standing[None, :])
@@ -311,7 +323,9 @@ class Engine:
                 yield control.end
                 return
             with torch.inference_mode():
-                chosen, state, drafted = self._round(sequence, token, state, control.draft_cap, counts)
+                chosen, state, drafted = self._round(
+                    sequence, token, state, control.draft_cap, counts
+                )
             shown, kept, used = sequence.push(chosen, eos)
             if counts is not None:
                 counts.add(kept)

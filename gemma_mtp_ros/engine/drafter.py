@@ -27,7 +27,12 @@ class Drafter:
     """A drafter tied to one target."""
 
     def __init__(
-        self, spec: DrafterSpec, weights: Weights, target: Target, dtype: torch.dtype, device: torch.device
+        self,
+        spec: DrafterSpec,
+        weights: Weights,
+        target: Target,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self.spec = spec
         self.target = target
@@ -37,23 +42,32 @@ class Drafter:
         small = tensor_bytes(table) <= TRANSPOSE_LIMIT
         if spec.centroids:
             self.head_rows = table
-            centroids = weights.read("masked_embedding.centroids.weight", (spec.centroids, body.hidden))
+            centroids = weights.read(
+                "masked_embedding.centroids.weight", (spec.centroids, body.hidden)
+            )
             self.centroids = Linear(centroids.to(device), dtype)
             ordering = weights.read("masked_embedding.token_ordering", (body.vocab,)).long()
             self.clusters = ordering.view(spec.centroids, -1).to(device)
         else:
             self.head = Linear(table, dtype, share=not small)
         self.pre = Linear(
-            weights.read("pre_projection.weight", (body.hidden, 2 * spec.backbone)).to(device), dtype
+            weights.read("pre_projection.weight", (body.hidden, 2 * spec.backbone)).to(device),
+            dtype,
         )
         self.post = Linear(
             weights.read("post_projection.weight", (spec.backbone, body.hidden)).to(device), dtype
         )
-        self.layers = [LayerWeights(weights, i, body, False, dtype, device) for i in range(len(body.layers))]
-        self.norm = RmsNorm(weights.read("norm.weight", (body.hidden,)), body.hidden, body.eps, device)
+        self.layers = [
+            LayerWeights(weights, i, body, False, dtype, device) for i in range(len(body.layers))
+        ]
+        self.norm = RmsNorm(
+            weights.read("norm.weight", (body.hidden,)), body.hidden, body.eps, device
+        )
         positions = target.cache.max_context + 1
         self.rope = {
-            (layer.head_dim, layer.sliding): rope_table(body, layer.head_dim, layer.sliding, positions).to(device)
+            (layer.head_dim, layer.sliding): rope_table(
+                body, layer.head_dim, layer.sliding, positions
+            ).to(device)
             for layer in body.layers
         }
 
@@ -61,7 +75,11 @@ class Drafter:
     def weight_bytes(self) -> int:
         """Memory of the weights."""
         own = [self.pre.weight, self.post.weight]
-        own += [self.head_rows, self.centroids.weight, self.clusters] if self.spec.centroids else [self.head.weight]
+        own += (
+            [self.head_rows, self.centroids.weight, self.clusters]
+            if self.spec.centroids
+            else [self.head.weight]
+        )
         return tensor_bytes(*own) + sum(tensor_bytes(*layer.tensors()) for layer in self.layers)
 
     def _visible(self, sliding: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:

@@ -81,7 +81,9 @@ def generation_defaults(folder: Path, config: Any) -> GenerationDefaults:
         try:
             generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError, TypeError) as error:
-            raise CheckpointError(f"{file} cannot be read ({error}); download the checkpoint again") from error
+            raise CheckpointError(
+                f"{file} cannot be read ({error}); download the checkpoint again"
+            ) from error
 
     def number(name: str, off: float) -> float:
         value = getattr(generation, name, None)
@@ -106,7 +108,8 @@ def pick_device(name: str) -> torch.device:
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise GemmaMtpError(
-            "engine.device is cuda, but this torch sees no CUDA device; install a torch build for this "
+            "engine.device is cuda, but this torch sees no CUDA device; install a torch build "
+            "for this "
             "board or set engine.device: cpu",
             ErrorCode.BACKEND_UNAVAILABLE,
         )
@@ -157,7 +160,9 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
     spec = text_spec(text_config)
     weights = Weights(folder, "model")
     progress("checkpoint", 0.0)
-    needed = weight_bytes(weights, dtype.itemsize) + cache_bytes(spec, config.max_context, dtype.itemsize)
+    needed = weight_bytes(weights, dtype.itemsize) + cache_bytes(
+        spec, config.max_context, dtype.itemsize
+    )
     draft_spec = draft_weights = None
     if config.drafter:
         draft_folder = find_folder(config.drafter, "drafter")
@@ -194,7 +199,9 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
             draft_weights.progress = progress
             drafter = Drafter(draft_spec, draft_weights, target, drafter_dtype, device)
         progress("verify", 0.0)
-        reproducible = verify(target, lambda: progress("verify", 0.5)) if config.reproducible else "off"
+        reproducible = (
+            verify(target, lambda: progress("verify", 0.5)) if config.reproducible else "off"
+        )
     suppressed = None
     if generation.suppressed:
         suppressed = torch.tensor(generation.suppressed, device=device)
@@ -212,10 +219,11 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
         load_s=time.monotonic() - begin,
     )
     bos = text_config.bos_token_id
-    return LoadedModel(target, drafter, text, generation, 0 if bos is None else bos, info, suppressed)
+    return LoadedModel(
+        target, drafter, text, generation, 0 if bos is None else bos, info, suppressed
+    )
 
 
 def text_size(text: Text) -> int:
     """One more than the largest token id of the tokenizer."""
     return max(text.tokenizer.get_vocab().values(), default=-1) + 1
-

@@ -48,7 +48,9 @@ class Linear:
 class RmsNorm:
     """Root-mean-square normalisation over the last dimension (transformers ``Gemma4RMSNorm``)."""
 
-    def __init__(self, weight: torch.Tensor | None, dim: int, eps: float, device: torch.device) -> None:
+    def __init__(
+        self, weight: torch.Tensor | None, dim: int, eps: float, device: torch.device
+    ) -> None:
         self.weight = None if weight is None else weight.float().to(device)
         self.inverse_dim = 1.0 / dim
         self.eps = torch.tensor(eps, dtype=torch.float32, device=device)

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """From logits to tokens, as a function of logits, parameters, seed and place alone.
 
-At each place of the completion the token is ``argmax(z + gumbel)``, with ``z`` the filtered logits and the noise a
-counter-based function of (seed, index in the completion, token id). That draws exactly from softmax(z) (Gumbel-max),
-needs no generator state, and is the same whether the token was drafted or not: a draft stands iff it equals the token
-(coupling by shared noise, arXiv:2408.07978).
+At each place of the completion the token is ``argmax(z + gumbel)``, with ``z`` the filtered logits
+and the noise a counter-based function of (seed, index in the completion, token id). That draws
+exactly from softmax(z) (Gumbel-max), needs no generator state, and is the same whether the token
+was drafted or not: a draft stands iff it equals the token (coupling by shared noise,
+arXiv:2408.07978).
 
 Order of the filters: penalties, temperature, top-k, top-p, min-p.
 """
@@ -40,7 +41,9 @@ class Rules:
     def penalises(self) -> bool:
         """Whether any penalty is at work."""
         return (
-            self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
         )
 
 
@@ -98,7 +101,8 @@ class TokenCounts:
             self.standing.index_add_(0, ids, torch.ones(len(tokens), device=ids.device))
 
     def rows(self, drafts: torch.Tensor) -> torch.Tensor:
-        """``(len(drafts) + 1, vocab)``: the standing counts, were the first 0, 1, ... drafts to stand.
+        """``(len(drafts) + 1, vocab)``: the standing counts, were the first 0, 1, ... drafts to
+        stand.
 
         Nothing is stored: a rejected draft leaves no trace.
         """
@@ -108,14 +112,18 @@ class TokenCounts:
         return counts
 
 
-def penalise(logits: torch.Tensor, rules: Rules, prompt: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+def penalise(
+    logits: torch.Tensor, rules: Rules, prompt: torch.Tensor, counts: torch.Tensor
+) -> torch.Tensor:
     """Repetition (over prompt and standing text), presence and frequency penalties.
 
     :param logits: ``(rows, vocab)``; ``counts`` alike, ``prompt`` ``(vocab,)`` bool.
     """
     if rules.repetition_penalty != 1.0:
         seen = prompt | (counts > 0)
-        scaled = torch.where(logits < 0, logits * rules.repetition_penalty, logits / rules.repetition_penalty)
+        scaled = torch.where(
+            logits < 0, logits * rules.repetition_penalty, logits / rules.repetition_penalty
+        )
         logits = torch.where(seen, scaled, logits)
     return logits - rules.presence_penalty * (counts > 0) - rules.frequency_penalty * counts
 
@@ -126,7 +134,8 @@ def filtered(
     """Temperature and filters.
 
     :param logits: ``(rows, m)``, of tokens ``ids`` (``(m,)``; None: token = column).
-    :return: scaled logits ``(rows, m')`` with -inf where filtered out, and their token ids, ``(m',)`` or ``(rows, m')``.
+    :return: scaled logits ``(rows, m')`` with -inf where filtered out, and their token ids,
+        ``(m',)`` or ``(rows, m')``.
     """
     z = logits.double() / rules.temperature
     if ids is None:
@@ -138,13 +147,13 @@ def filtered(
         ordered = True
     if rules.top_p < 1.0:
         if not ordered:
-            z, places = z.sort(-1, descending=True, stable=True)
+            z, places = z.sort(dim=-1, descending=True, stable=True)
             ids = ids[places]
         probabilities = z.softmax(-1)
         before = probabilities.cumsum(-1) - probabilities
         z = z.masked_fill(before >= rules.top_p, float("-inf"))
     if rules.min_p > 0.0:
-        # Relative to the likeliest token: a constant offset of logits, whatever was filtered before.
+        # Relative to the likeliest token: an offset of logits, whatever was filtered before.
         floor = z.amax(-1, keepdim=True) + torch.log(torch.tensor(rules.min_p, dtype=z.dtype))
         z = z.masked_fill(z < floor, float("-inf"))
     return z, ids
@@ -170,7 +179,7 @@ def choose(
 def standing(drafts: Sequence[int], chosen: Sequence[int]) -> int:
     """How many drafts stand: the longest prefix that equals the target's own choices."""
     count = 0
-    for draft, token in zip(drafts, chosen):
+    for draft, token in zip(drafts, chosen, strict=False):
         if draft != token:
             break
         count += 1

@@ -1,6 +1,6 @@
 # Copyright 2026 The gemma_mtp_ros Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a Gemma 4 ``config.json`` means for the forward pass: sizes, layer kinds, who shares whose keys."""
+"""What a ``config.json`` means for the forward pass: sizes, layer kinds, who reads whose keys."""
 
 from __future__ import annotations
 
@@ -73,9 +73,13 @@ class TextSpec:
         return self.rope_sliding if sliding else self.rope_full
 
     def last_writer(self, sliding: bool) -> int:
-        """Index of the last layer of this type that writes keys and values: the drafter reads it."""
+        """Index of the last layer of this type that writes keys and values: the drafter reads
+        it.
+        """
         return max(
-            i for i, layer in enumerate(self.layers) if layer.sliding == sliding and layer.kv_source == i
+            i
+            for i, layer in enumerate(self.layers)
+            if layer.sliding == sliding and layer.kv_source == i
         )
 
     @property
@@ -107,7 +111,9 @@ def _rope(params: Any, default_theta: float, default_partial: float) -> RopeSpec
     proportional = kind == "proportional"
     return RopeSpec(
         theta=float(params.get("rope_theta", default_theta)),
-        partial=float(params.get("partial_rotary_factor", default_partial)) if proportional else 1.0,
+        partial=float(params.get("partial_rotary_factor", default_partial))
+        if proportional
+        else 1.0,
         factor=float(params.get("factor", 1.0)) if proportional else 1.0,
     )
 
@@ -129,7 +135,9 @@ def text_spec(config: Any, *, shared_all: bool = False) -> TextSpec:
             "use a Gemma 4 checkpoint"
         )
     if getattr(config, "attention_bias", False):
-        raise CheckpointError("attention_bias is true, which no Gemma 4 checkpoint has; use one of those")
+        raise CheckpointError(
+            "attention_bias is true, which no Gemma 4 checkpoint has; use one of those"
+        )
     count = config.num_hidden_layers
     kinds = [kind == "sliding_attention" for kind in config.layer_types]
     first_shared = 0 if shared_all else count - config.num_kv_shared_layers
@@ -190,26 +198,33 @@ def check_pair(target: TextSpec, drafter: DrafterSpec, target_name: str, drafter
 
     :raises CheckpointError: naming the first size that differs.
     """
-    pairs = [("hidden size", drafter.backbone, target.hidden), ("vocabulary", drafter.body.vocab, target.vocab)]
+    pairs = [
+        ("hidden size", drafter.backbone, target.hidden),
+        ("vocabulary", drafter.body.vocab, target.vocab),
+    ]
     for sliding, word in ((True, "sliding"), (False, "full")):
         kinds = [layer for layer in drafter.body.layers if layer.sliding == sliding]
         if not kinds:
             continue
         if not any(layer.sliding == sliding for layer in target.layers):
             raise CheckpointError(
-                f"drafter {drafter_name} reads {word} layers, which target {target_name} has none of; "
+                f"drafter {drafter_name} reads {word} layers, which target {target_name} has "
+                "none of; "
                 "use the drafter that was trained with this target"
             )
         source = target.layers[target.last_writer(sliding)]
         pairs.append((f"{word} head dimension", kinds[0].head_dim, source.head_dim))
         if drafter.body.q_heads % source.kv_heads:
             raise CheckpointError(
-                f"drafter {drafter_name} has {drafter.body.q_heads} query heads, which the target's "
-                f"{source.kv_heads} key heads do not divide; use the drafter of target {target_name}"
+                f"drafter {drafter_name} has {drafter.body.q_heads} query heads, which the "
+                "target's "
+                f"{source.kv_heads} key heads do not divide; use the drafter of target "
+                f"{target_name}"
             )
     for what, ours, theirs in pairs:
         if ours != theirs:
             raise CheckpointError(
-                f"drafter {drafter_name} was made for a target with {what} {ours}, but {target_name} "
+                f"drafter {drafter_name} was made for a target with {what} {ours}, but "
+                f"{target_name} "
                 f"has {theirs}; use the drafter that was trained with this target"
             )

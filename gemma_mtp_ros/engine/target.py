@@ -39,15 +39,27 @@ def rope_table(spec: TextSpec, head_dim: int, sliding: bool, positions: int) -> 
 
 
 def permute_heads(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Reorder the rows of each head of a ``(heads * head_dim, …)`` projection for :func:`rotate`."""
+    """Reorder the rows of each head of a ``(heads * head_dim, …)`` projection for
+    :func:`rotate`.
+    """
     order = interleave(head_dim)
     return weight.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1)
 
 
 class AttentionWeights:
-    """Projections and norms of one attention, fused; ``writes`` tells whether it has keys of its own."""
+    """Projections and norms of one attention, fused; ``writes`` tells whether it has keys of its
+    own.
+    """
 
-    def __init__(self, w: Weights, i: int, spec: TextSpec, writes: bool, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        w: Weights,
+        i: int,
+        spec: TextSpec,
+        writes: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         layer = spec.layers[i]
         head, name = layer.head_dim, f"layers.{i}.self_attn."
         q_rows, kv_rows = spec.q_heads * head, layer.kv_heads * head
@@ -70,11 +82,21 @@ class AttentionWeights:
 class LayerWeights:
     """Weights of one decoder layer."""
 
-    def __init__(self, w: Weights, i: int, spec: TextSpec, writes: bool, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        w: Weights,
+        i: int,
+        spec: TextSpec,
+        writes: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         layer, name = spec.layers[i], f"layers.{i}."
 
         def norm(key: str) -> RmsNorm:
-            return RmsNorm(w.read(f"{name}{key}.weight", (spec.hidden,)), spec.hidden, spec.eps, device)
+            return RmsNorm(
+                w.read(f"{name}{key}.weight", (spec.hidden,)), spec.hidden, spec.eps, device
+            )
 
         self.spec: LayerSpec = layer
         self.attention = AttentionWeights(w, i, spec, writes, dtype, device)
@@ -85,7 +107,9 @@ class LayerWeights:
         gate = w.read(name + "mlp.gate_proj.weight", (layer.ffn, spec.hidden))
         up = w.read(name + "mlp.up_proj.weight", (layer.ffn, spec.hidden))
         self.gate_up = Linear(torch.cat([gate, up]).to(device), dtype)
-        self.down = Linear(w.read(name + "mlp.down_proj.weight", (spec.hidden, layer.ffn)).to(device), dtype)
+        self.down = Linear(
+            w.read(name + "mlp.down_proj.weight", (spec.hidden, layer.ffn)).to(device), dtype
+        )
         self.ple_gate: Linear | None = None
         if spec.ple:
             ple_gate = w.read(name + "per_layer_input_gate.weight", (spec.ple, spec.hidden))
@@ -135,7 +159,9 @@ class Target:
         self.spec = spec
         self.device = device
         self.reproducible = reproducible
-        weights.total = len([key for key in weights.entries if key.startswith(weights.prefix or "")])
+        weights.total = len(
+            [key for key in weights.entries if key.startswith(weights.prefix or "")]
+        )
         table = weights.read("embed_tokens.weight", (spec.vocab, spec.hidden))
         self.embedding = table.to(device, dtype)
         self.embed_scale = float(torch.tensor(spec.hidden**0.5).to(self.embedding.dtype))
@@ -143,15 +169,21 @@ class Target:
             small = tensor_bytes(self.embedding) <= TRANSPOSE_LIMIT
             self.head = Linear(self.embedding, dtype, share=not small)
         else:
-            self.head = Linear(weights.read("lm_head.weight", (spec.vocab, spec.hidden)).to(device), dtype)
+            self.head = Linear(
+                weights.read("lm_head.weight", (spec.vocab, spec.hidden)).to(device), dtype
+            )
         self.layers = [
             LayerWeights(weights, i, spec, layer.kv_source == i, dtype, device)
             for i, layer in enumerate(spec.layers)
         ]
-        self.norm = RmsNorm(weights.read("norm.weight", (spec.hidden,)), spec.hidden, spec.eps, device)
+        self.norm = RmsNorm(
+            weights.read("norm.weight", (spec.hidden,)), spec.hidden, spec.eps, device
+        )
         if spec.ple:
             width = len(spec.layers) * spec.ple
-            self.ple_table = weights.read("embed_tokens_per_layer.weight", (spec.ple_vocab, width)).to(device, dtype)
+            self.ple_table = weights.read(
+                "embed_tokens_per_layer.weight", (spec.ple_vocab, width)
+            ).to(device, dtype)
             projection = weights.read("per_layer_model_projection.weight", (width, spec.hidden))
             self.ple_model_projection = Linear(projection.to(device), dtype)
             norm = weights.read("per_layer_projection_norm.weight", (spec.ple,))
@@ -238,7 +270,9 @@ class Target:
                 q = rotate(qkv, angles)
             group = heads // spec.kv_heads
             if (sliding, group) not in masks:
-                masks[sliding, group] = self._mask(position, rows, sliding, group, ring if sliding else keys)
+                masks[sliding, group] = self._mask(
+                    position, rows, sliding, group, ring if sliding else keys
+                )
             mask = masks[sliding, group]
             seen = ring if sliding else keys
             k_seen, v_seen = store.k[:, :seen], store.v[:, :seen]
@@ -253,7 +287,9 @@ class Target:
         logits = self.logits(hidden)
         return hidden[:n], logits[:n]
 
-    def _mask(self, position: int, rows: int, sliding: bool, group: int, keys: int) -> torch.Tensor | None:
+    def _mask(
+        self, position: int, rows: int, sliding: bool, group: int, keys: int
+    ) -> torch.Tensor | None:
         """Mask of a decoding pass: ``(rows * group, keys)``, in blocks when reproducible."""
         cache = self.cache
         if not self.reproducible and rows == 1 and (not sliding or position < self.spec.window):
@@ -269,10 +305,12 @@ class Target:
     def prefill(self, ids: torch.Tensor, last: bool) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Append a chunk of the prompt at the committed length and commit it.
 
-        Layers that share keys write none, so only the last row of the ``last`` chunk runs through them.
+        Layers that share keys write none, so only the last row of the ``last`` chunk runs through
+        them.
 
         :param ids: ``(n,)`` token ids, of any length.
-        :return: post-norm state ``(1, hidden)`` and logits ``(1, vocab)`` of the last row, if ``last``.
+        :return: post-norm state ``(1, hidden)`` and logits ``(1, vocab)`` of the last row, if
+            ``last``.
         """
         cache, n = self.cache, ids.shape[0]
         position = cache.length
@@ -303,7 +341,8 @@ class Target:
                 q = rotate(qkv, angles)
             k_seen, v_seen = fresh[spec.kv_source]
             mask = group_mask(
-                self._chunk_mask(begin, rows, end - k_seen.shape[1], spec.sliding), heads // spec.kv_heads
+                self._chunk_mask(begin, rows, end - k_seen.shape[1], spec.sliding),
+                heads // spec.kv_heads,
             )
             mixed = attend(q, k_seen, v_seen, mask)
             x = layer.post_attention_norm.add_to(x, attention.out(mixed))
@@ -314,7 +353,9 @@ class Target:
         hidden = self.norm(x[-1:])
         return hidden, self.logits(hidden)
 
-    def _store(self, i: int, kv: torch.Tensor, position: int, past: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _store(
+        self, i: int, kv: torch.Tensor, position: int, past: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write a chunk's keys and values; return those the chunk attends to, in order.
 
         A chunk may be longer than the ring: it attends to the old ring and itself, then only its

@@ -1,0 +1,80 @@
+# Copyright 2026 The gemma_mtp_ros Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Streaming text: whole characters, and stop strings wherever piece borders fall."""
+
+from __future__ import annotations
+
+import pytest
+import tiny
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemma_mtp_ros.api import CheckpointError, Message, RequestError
+from gemma_mtp_ros.engine.text import Detokenizer, StopScanner, Text
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tiny.tokenizer().save_pretrained(folder)
+    return Text(folder)
+
+
+@given(st.text(max_size=40))
+def test_characters_are_never_split(text, written):
+    """Each byte is a token: pieces hold whole characters only."""
+    detokenizer = Detokenizer(text)
+    pieces = [detokenizer.push(t) for t in text.tokenizer.encode(written, add_special_tokens=False)]
+    assert "".join(pieces) + detokenizer.flush() == written
+    assert all("\ufffd" not in piece for piece in pieces if "\ufffd" not in written)
+
+
+@given(st.lists(st.integers(0, 260), max_size=60))
+def test_joined_pieces_equal_the_whole_for_any_tokens(text, tokens):
+    detokenizer = Detokenizer(text)
+    joined = "".join(detokenizer.push(token) for token in tokens) + detokenizer.flush()
+    assert joined == text.decode(tokens)
+
+
+@given(
+    st.text("ab", max_size=30),
+    st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
+    st.lists(st.integers(1, 4), max_size=30),
+)
+def test_stop_scanner_equals_a_search_in_the_whole_text(written, stops, cuts):
+    scanner = StopScanner(stops)
+    shown, at = "", 0
+    for cut in [*cuts, len(written)]:
+        shown += scanner.push(written[at : at + cut])
+        at += cut
+        # What is shown never has to be taken back.
+        assert written.startswith(shown)
+        if scanner.hit:
+            break
+    shown += scanner.flush()
+    places = [written.find(stop) for stop in stops if stop in written]
+    if not scanner.hit:
+        assert shown == written
+        assert not places
+    else:
+        # The first stop string to be complete wins; its text is gone.
+        seen = written[:at]
+        assert shown == seen[: min(seen.find(stop) for stop in stops if stop in seen)]
+
+
+def test_missing_template_says_what_to_do(text, tmp_path):
+    wrapped = tiny.tokenizer()
+    wrapped.chat_template = None
+    wrapped.save_pretrained(tmp_path)
+    bare = Text(tmp_path)
+    with pytest.raises(RequestError, match="no chat template; send the goal with raw_prompt"):
+        bare.encode((Message(role="user", content="Hi"),), None)
+    assert bare.encode((), "Hi")
+
+
+def test_missing_or_damaged_tokenizer_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match=r"has no tokenizer\.json"):
+        Text(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"cannot be read"):
+        Text(tmp_path)
