@@ -201,9 +201,7 @@ def test_sharded_weights_load_like_one_file(pair):
     (pair[0] / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     sharded = load(pair[0])
     assert torch.equal(whole.target.embedding, sharded.target.embedding)
-    assert torch.equal(
-        whole.target.layers[4].down.weight, sharded.target.layers[4].down.weight
-    )
+    assert torch.equal(whole.target.layers[4].down.weight, sharded.target.layers[4].down.weight)
     (pair[0] / "model-00002-of-00003.safetensors").unlink()
     assert "lacks model-00002-of-00003.safetensors" in sentence(pair[0])
 

@@ -37,7 +37,10 @@ SAMPLINGS = {
         "frequency_penalty": 0.3,
     },
 }
-PROMPTS = {"within the window": "Hi", "past the window": "Bring the red cup from the kitchen, then wait."}
+PROMPTS = {
+    "within the window": "Hi",
+    "past the window": "Bring the red cup from the kitchen, then wait.",
+}
 
 
 @pytest.fixture(scope="module", params=[tiny.E_SIZE, tiny.K_EQ_V], ids=lambda kind: kind.name)
@@ -69,7 +72,9 @@ def write_ascii(engine: Engine) -> None:
 @pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS.keys())
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
 def test_same_tokens_at_every_draft_length(engine, prompt, sampling):
-    """With the random drafter (hopeless), with a perfect one and with one that is right by turns."""
+    """With the random drafter (hopeless), with a perfect one and with one that is right by
+    turns.
+    """
     end_at(engine, set())
     asked = request(prompt, **sampling)
     plain, finish = run(engine, asked, 0)
@@ -95,9 +100,7 @@ def test_greedy_equals_transformers(engine):
     model = Gemma4ForCausalLM.from_pretrained(engine.config.model, dtype=torch.float32)
     prompt = torch.tensor([engine.text.encode(asked.messages, None)])
     with torch.no_grad():
-        out = model.generate(
-            prompt, max_new_tokens=len(tokens), do_sample=False, eos_token_id=None
-        )
+        out = model.generate(prompt, max_new_tokens=len(tokens), do_sample=False, eos_token_id=None)
     assert tokens == out[0, prompt.shape[1] :].tolist()
 
 
@@ -106,7 +109,9 @@ def test_draws_of_each_draft_length_come_from_one_seed(engine):
     other = request("Hi", temperature=1.0, seed=9)
     assert run(engine, asked, 5)[0] == run(engine, asked, 2)[0]
     assert run(engine, asked, 5)[0] != run(engine, other, 5)[0]
-    seeds = {run(engine, request("Hi", temperature=1.0, max_new_tokens=2))[1].seed for _ in range(3)}
+    seeds = {
+        run(engine, request("Hi", temperature=1.0, max_new_tokens=2))[1].seed for _ in range(3)
+    }
     assert len(seeds) == 3
 
 

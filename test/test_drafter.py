@@ -43,9 +43,7 @@ def reference_chain(folders, ids, token, dtype):
         position = torch.tensor([[len(ids)]])
         for _ in range(STEPS):
             inputs = torch.cat([target.get_input_embeddings()(token[None]), state], -1)
-            step = drafter(
-                inputs_embeds=inputs, position_ids=position, shared_kv_states=shared
-            )
+            step = drafter(inputs_embeds=inputs, position_ids=position, shared_kv_states=shared)
             chain.append(step.logits[0, -1].double())
             token = step.logits[0, -1:].argmax(-1)
             state = step.last_hidden_state

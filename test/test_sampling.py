@@ -62,9 +62,7 @@ def test_noise_is_uniform_and_independent_over_places():
     assert abs(noise.mean().item() - 0.5) < 5 * (1 / 12 / noise.numel()) ** 0.5
     assert abs(noise.var().item() - 1 / 12) < 1e-3
     along_places = torch.corrcoef(torch.stack([noise[:-1].flatten(), noise[1:].flatten()]))
-    along_tokens = torch.corrcoef(
-        torch.stack([noise[:, :-1].flatten(), noise[:, 1:].flatten()])
-    )
+    along_tokens = torch.corrcoef(torch.stack([noise[:, :-1].flatten(), noise[:, 1:].flatten()]))
     assert abs(along_places[0, 1]) < 0.02
     assert abs(along_tokens[0, 1]) < 0.02
     assert torch.isfinite(gumbel(3, 0, 200, torch.arange(500))).all()
@@ -102,7 +100,12 @@ def test_filters_keep_what_those_of_transformers_keep(seed):
     logits = logits_of(seed)
     rules = Rules(temperature=0.8, top_k=15, top_p=0.85, min_p=0.02)
     theirs = LogitsProcessorList(
-        [TemperatureLogitsWarper(0.8), TopKLogitsWarper(15), TopPLogitsWarper(0.85), MinPLogitsWarper(0.02)]
+        [
+            TemperatureLogitsWarper(0.8),
+            TopKLogitsWarper(15),
+            TopPLogitsWarper(0.85),
+            MinPLogitsWarper(0.02),
+        ]
     )(torch.zeros(1, 1, dtype=torch.long), logits.double())
     z, ids = filtered(logits, rules)
     mine = torch.full((1, VOCAB), float("-inf"), dtype=torch.float64).scatter(1, ids, z)

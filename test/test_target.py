@@ -1,6 +1,8 @@
 # Copyright 2026 The gemma_mtp_ros Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The target against transformers: logits no farther from float64 than transformers' own float32."""
+"""The target against transformers: logits no farther from float64 than transformers' own
+float32.
+"""
 
 from __future__ import annotations
 
