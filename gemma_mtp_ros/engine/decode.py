@@ -251,7 +251,9 @@ class Engine:
                 ),
             )
             return
-        yield Started(request_id=request.id, prompt_tokens=len(sequence.prompt))
+        yield Started(
+            request_id=request.id, prompt_tokens=len(sequence.prompt), seed=sequence.rules.seed
+        )
         end: Cancel | None = None
         for piece in self._rounds(sequence, poll):
             if isinstance(piece, Cancel):
