@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Copyright 2026 The gemma_mtp_ros Authors
+# SPDX-License-Identifier: Apache-2.0
+#
+# check.sh lint|fast|slow|format: the checks, in the environment of scripts/activate.sh.
+
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+set +u
+. scripts/activate.sh
+set -u
+
+case ${1:-} in
+  lint)
+    ruff check .
+    ruff format --check .
+    mypy
+    ;;
+  format)
+    ruff check --fix .
+    ruff format .
+    ;;
+  fast) GEMMA_MTP_REQUIRE_ROS=1 exec python -m pytest -m "not slow" ;;
+  slow) GEMMA_MTP_REQUIRE_ROS=1 exec python -m pytest -m slow ;;
+  *) echo "usage: scripts/check.sh lint|format|fast|slow" >&2; exit 2 ;;
+esac
