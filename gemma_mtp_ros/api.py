@@ -211,7 +211,7 @@ class EngineConfig(Frozen):
     drafter_weights: Literal["same", "float32", "bfloat16"] = "same"
     reproducible: bool = True
     max_context: int = Field(4096, ge=16, le=262_144)
-    """Most tokens of prompt and completion together."""
+    """Most tokens of prompt and completion together; the model's own limit bounds it too."""
     prefill_chunk: int = Field(256, ge=8, le=8192)
     max_new_tokens: int = Field(512, ge=1)
     """Token limit where neither the goal nor the parameters give one."""

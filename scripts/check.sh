@@ -12,12 +12,14 @@ set -u
 
 case ${1:-} in
   lint)
-    ruff check .
-    ruff format --check .
-    mypy
+    status=0
+    ruff check --output-format=concise . || status=1
+    ruff format --check . || status=1
+    mypy || status=1
+    exit $status
     ;;
   format)
-    ruff check --fix .
+    ruff check --fix --exit-zero .
     ruff format .
     ;;
   fast) GEMMA_MTP_REQUIRE_ROS=1 exec python -m pytest -m "not slow" ;;

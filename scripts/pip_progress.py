@@ -39,5 +39,6 @@ for line in sys.stdin:
             total_mb += size_mb
         show(f"{name}: {done_mb:.0f} of {size_mb:.0f} MB", keep=finished and size_mb >= LARGE_MB)
     elif line.startswith("Installing collected packages:"):
-        show(f"{files} files, {total_mb:.0f} MB downloaded; unpacking, which takes a while", keep=True)
+        patience = ", which takes minutes" if files > 50 else ""
+        show(f"{files} files, {total_mb:.0f} MB downloaded; unpacking{patience}", keep=True)
 show("", keep=False)

@@ -107,9 +107,13 @@ pip_install() {
 install() {
   local free_gb
   free_gb=$(df -Pk . | awk 'NR == 2 { printf "%d", $4 / 1e6 }')
-  say "gemma_mtp_ros: installing ROS 2 Jazzy, torch and transformers into .venv (once; the log is .ws/log/pip.log)."
-  say "  torch's usual wheel brings CUDA: 2.9 GB to download, 5.3 GB on disk. With PIP_EXTRA_INDEX_URL set to"
-  say "  PyTorch's CPU index it is 0.4 GB and 1.7 GB. Free on this disk: $free_gb GB."
+  if [ -e "$venv/installed-run" ] && [ "$1" = dev ]; then
+    say "gemma_mtp_ros: adding the test tools to .venv (the log is .ws/log/pip.log)."
+  else
+    say "gemma_mtp_ros: installing ROS 2 Jazzy, torch and transformers into .venv (once; the log is .ws/log/pip.log)."
+    say "  torch's usual wheel brings CUDA: 2.9 GB to download, 5.3 GB on disk. With PIP_EXTRA_INDEX_URL set to"
+    say "  PyTorch's CPU index it is 0.4 GB and 1.7 GB. Free on this disk: $free_gb GB."
+  fi
   say "[1/4] $("$python" --version) ($(command -v "$python")): environment .venv"
   if [ ! -x "$venv/bin/python" ] || [ "$(cat "$venv/python" 2>/dev/null)" != "$("$python" -c "$python_id")" ] \
       || ! grep -qF "$venv" "$venv/bin/activate"; then

@@ -166,8 +166,10 @@ def test_a_mixture_of_experts_is_refused_for_now(pair):
     assert "mixture of experts" in sentence(pair[0])
 
 
-def test_context_beyond_the_model(pair):
-    assert "at most 4096 positions" in sentence(pair[0], max_context=8192)
+def test_context_is_bounded_by_the_model(pair):
+    engine = load(pair[0], max_context=8192)
+    assert engine.info.context == 4096
+    assert engine.target.cache.max_context == 4096
 
 
 def test_a_model_that_cannot_fit_is_refused_with_the_numbers(pair):

@@ -236,7 +236,7 @@ def test_nothing_of_an_abandoned_request_reaches_the_next(engine):
 @pytest.mark.parametrize(
     ("asked", "code", "words"),
     [
-        (request("x" * 600), ErrorCode.PROMPT_TOO_LONG, "engine.max_context is 512"),
+        (request("x" * 600), ErrorCode.PROMPT_TOO_LONG, "room for 512 tokens"),
         (request("  "), ErrorCode.INVALID_GOAL, "empty"),
         (Request(id="none"), ErrorCode.INVALID_GOAL, "empty"),
     ],

@@ -249,27 +249,37 @@ def test_wheel_works_without_ros(tmp_path: Path) -> None:
     assert "kitchen" in done.stdout
 
 
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace in a path with a space."""
+    folder = tmp_path_factory.mktemp("colcon") / "a workspace"
+    (folder / "src" / "gemma_mtp_ros").mkdir(parents=True)
+    copy_sources(folder / "src" / "gemma_mtp_ros")
+    return folder
+
+
 @pytest.mark.slow
 @pytest.mark.ros
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("layout", ["isolated", "symlink-install", "merge-install"])
-def test_colcon_layouts(tmp_path: Path, layout: str) -> None:
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("layout", ["isolated", "merge-install", "symlink-install"])
+def test_colcon_layouts(workspace: Path, tmp_path: Path, layout: str) -> None:
     colcon = shutil.which("colcon")
     if colcon is None:
         pytest.skip("colcon is not installed")
-    workspace = tmp_path / "a workspace"
-    (workspace / "src" / "gemma_mtp_ros").mkdir(parents=True)
-    source = copy_sources(workspace / "src" / "gemma_mtp_ros")
-    command = [colcon, "build", "--event-handlers", "console_direct+"]
+    command = [colcon, "build", "--install-base", layout, "--event-handlers", "console_direct+"]
     command += [] if layout == "isolated" else [f"--{layout}"]
-    command += ["--cmake-args", "-DBUILD_TESTING=OFF", f"-DPython3_EXECUTABLE={sys.executable}"]
+    # What was built for copies serves both layouts of copies, but cannot be built on for links.
+    command += ["--build-base", "build-links" if layout == "symlink-install" else "build-copies"]
+    command += ["--cmake-force-configure", "--cmake-args", "-DBUILD_TESTING=OFF"]
+    command += [f"-DPython3_EXECUTABLE={sys.executable}"]
     if (Path(sys.prefix) / "share" / "ament_cmake").is_dir():  # the ROS wheels
-        command += [f"-DCMAKE_PROJECT_INCLUDE={source}/cmake/drop_missing_includes.cmake"]
+        snippet = workspace / "src/gemma_mtp_ros/cmake/drop_missing_includes.cmake"
+        command += [f"-DCMAKE_PROJECT_INCLUDE={snippet}"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     built = subprocess.run(command, cwd=workspace, capture_output=True, text=True, env=environment)
     assert built.returncode == 0, built.stdout[-3000:] + built.stderr[-3000:]
 
-    prefix = workspace / "install" / ("" if layout == "merge-install" else "gemma_mtp_ros")
+    prefix = workspace / layout / ("" if layout == "merge-install" else "gemma_mtp_ros")
     code = """
 import importlib.util, sys
 import gemma_mtp_ros.api, gemma_mtp_ros.ros.node

@@ -152,6 +152,8 @@ class Engine:
         self.text: Text = model.text
         self.info: ModelInfo = model.info
         self.device = model.target.device
+        self.context = model.info.context
+        """Tokens of prompt and completion together: engine.max_context, or what the model allows."""
 
     @classmethod
     def load(cls, config: EngineConfig, progress: Callable[[str, float], None]) -> Engine:
@@ -175,7 +177,7 @@ class Engine:
             prompt = self.text.encode((Message(role="user", content=system_prompt),), None)
         else:
             prompt = [self.model.bos]
-        prompt = prompt[: self.config.max_context - MAX_DRAFT - 2]
+        prompt = prompt[: self.context - MAX_DRAFT - 2]
         with torch.inference_mode():
             self.target.cache.reset()
             for begin in range(0, len(prompt), self.config.prefill_chunk):
@@ -217,12 +219,12 @@ class Engine:
         :raises RequestError: naming the value, the bound and the remedy.
         """
         prompt = self.text.encode(request.messages, request.raw_prompt)
-        context = self.config.max_context
+        context = self.context
         if len(prompt) >= context:
             raise RequestError(
-                f"the prompt has {len(prompt)} tokens, but engine.max_context is {context} "
-                "tokens for "
-                "prompt and answer together; shorten the prompt or raise engine.max_context",
+                f"the prompt has {len(prompt)} tokens, but there is room for {context} tokens of prompt "
+                "and answer together; shorten the prompt or raise engine.max_context (this model "
+                f"allows {self.target.spec.max_positions})",
                 ErrorCode.PROMPT_TOO_LONG,
             )
         limit = request.sampling.max_new_tokens or self.config.max_new_tokens
@@ -350,7 +352,7 @@ class Engine:
         index = len(sequence.tokens)
         k = 0
         if self.drafter is not None:
-            context_left = self.config.max_context - cache.length
+            context_left = self.context - cache.length
             k = draft_length(cap, sequence.limit - index, context_left)
         drafts = self._draft(token, state, k, rules, index, counts)
         ids = torch.cat([token, drafts]) if k else token

@@ -160,9 +160,8 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
     spec = text_spec(text_config)
     weights = Weights(folder, "model")
     progress("checkpoint", 0.0)
-    needed = weight_bytes(weights, dtype.itemsize) + cache_bytes(
-        spec, config.max_context, dtype.itemsize
-    )
+    context = min(config.max_context, spec.max_positions)
+    needed = weight_bytes(weights, dtype.itemsize) + cache_bytes(spec, context, dtype.itemsize)
     draft_spec = draft_weights = None
     if config.drafter:
         draft_folder = find_folder(config.drafter, "drafter")
@@ -170,11 +169,6 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
         check_pair(spec, draft_spec, str(folder), str(draft_folder))
         draft_weights = Weights(draft_folder, "drafter")
         needed += weight_bytes(draft_weights, drafter_dtype.itemsize)
-    if config.max_context > spec.max_positions:
-        raise CheckpointError(
-            f"engine.max_context is {config.max_context}, but {folder} was made for at most "
-            f"{spec.max_positions} positions; lower engine.max_context"
-        )
     check_memory(needed, available_memory(), config.memory_reserve_mib * 1024 * 1024)
     text = Text(folder)
     generation = generation_defaults(folder, text_config)
@@ -188,7 +182,7 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
         target = Target(
             spec,
             weights,
-            max_context=config.max_context,
+            max_context=context,
             dtype=dtype,
             device=device,
             reproducible=config.reproducible,
@@ -211,7 +205,7 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
         drafter=config.drafter,
         precision=config.weights,
         revision=revision_of(folder),
-        context=config.max_context,
+        context=context,
         vocabulary=spec.vocab,
         bytes=held,
         reproducible=reproducible,
