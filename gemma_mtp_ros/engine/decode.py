@@ -153,7 +153,7 @@ class Engine:
         self.info: ModelInfo = model.info
         self.device = model.target.device
         self.context = model.info.context
-        """Tokens of prompt and completion together: engine.max_context, or what the model allows."""
+        """Tokens of prompt and completion together: engine.max_context, or the model's own."""
 
     @classmethod
     def load(cls, config: EngineConfig, progress: Callable[[str, float], None]) -> Engine:
@@ -222,9 +222,9 @@ class Engine:
         context = self.context
         if len(prompt) >= context:
             raise RequestError(
-                f"the prompt has {len(prompt)} tokens, but there is room for {context} tokens of prompt "
-                "and answer together; shorten the prompt or raise engine.max_context (this model "
-                f"allows {self.target.spec.max_positions})",
+                f"the prompt has {len(prompt)} tokens, but there is room for {context} tokens of "
+                "prompt and answer together; shorten the prompt or raise engine.max_context (this "
+                f"model allows {self.target.spec.max_positions})",
                 ErrorCode.PROMPT_TOO_LONG,
             )
         limit = request.sampling.max_new_tokens or self.config.max_new_tokens
