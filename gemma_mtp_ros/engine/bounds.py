@@ -1,0 +1,91 @@
+# Copyright 2026 The gemma_mtp_ros Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the engine may take of the robot's computer; set in its process, before torch is loaded."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ..api import EngineConfig, ErrorCode, GemmaMtpError
+
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "RAYON_NUM_THREADS",
+)
+
+
+def apply(config: EngineConfig) -> list[str]:
+    """Bound this process; return a warning for each bound that the system did not grant.
+
+    Raises:
+        GemmaMtpError: ``engine.cpu_affinity`` names a CPU that is not there.
+    """
+    if config.threads:
+        for name in _THREAD_VARIABLES:
+            os.environ[name] = str(config.threads)
+    # One prompt at a time gives the tokenizer's own threads nothing to do.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    if config.cpu_affinity:
+        _pin(set(config.cpu_affinity))
+    warnings = []
+    if os.getpriority(os.PRIO_PROCESS, 0) < config.nice:
+        os.setpriority(os.PRIO_PROCESS, 0, config.nice)
+        # With a session of its own the engine is a scheduling group of its own, where the kernel
+        # groups by session (sched(7), "The autogroup feature"): then the group's value counts.
+        warnings += _write("/proc/self/autogroup", config.nice, "engine.nice")
+    warnings += _write("/proc/self/oom_score_adj", config.oom_score_adj, "engine.oom_score_adj")
+    return warnings
+
+
+def apply_to_torch(config: EngineConfig) -> None:
+    """Bound torch's own threads; imports torch."""
+    import torch
+
+    if config.threads:
+        torch.set_num_threads(config.threads)
+        torch.set_num_interop_threads(config.threads)
+
+
+class DutyCycle:
+    """How long to pause so that work takes at most ``share`` of the time, over rounds and goals."""
+
+    def __init__(self) -> None:
+        self.owed_s = 0.0
+        """Pause that is due."""
+
+    def worked(self, time_s: float, share: float) -> None:
+        """Account for work: t seconds of it owe t (1 - share) / share of rest."""
+        self.owed_s += time_s * (1.0 - share) / share
+
+    def rested(self, time_s: float) -> None:
+        """Account for rest; what is rested beyond the debt does not count for later work."""
+        self.owed_s = max(0.0, self.owed_s - time_s)
+
+
+def _pin(wanted: set[int]) -> None:
+    try:
+        os.sched_setaffinity(0, wanted)
+        granted = os.sched_getaffinity(0)
+    except (OSError, ValueError, OverflowError):
+        granted = set()
+    if granted != wanted:
+        missing = sorted(wanted - granted)
+        usable = sorted(granted or os.sched_getaffinity(0))
+        raise GemmaMtpError(
+            f"engine.cpu_affinity names CPUs that this process may not run on: {missing}; "
+            f"name some of {usable}",
+            ErrorCode.BACKEND_UNAVAILABLE,
+        )
+
+
+def _write(path: str, value: int, parameter: str) -> list[str]:
+    if not Path(path).exists():
+        return []
+    try:
+        Path(path).write_text(str(value))
+    except OSError as error:
+        return [f"{parameter} = {value} could not be set: {error}"]
+    return []
