@@ -1,0 +1,84 @@
+# Copyright 2026 The gemma_mtp_ros Authors
+# SPDX-License-Identifier: Apache-2.0
+"""How the engine does: figures of the running or else the latest goal, counts of goals. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+import time
+
+from gemma_mtp_ros.api import Finish, Piece
+from gemma_mtp_ros.ros.convert import Outcome
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """What ~/stats says of one goal; NaN is not known (yet). Units as in msg/EngineStats."""
+
+    tokens_per_second: float = math.nan
+    acceptance_rate: float = math.nan
+    tokens_per_pass: float = math.nan
+    draft_length: float = math.nan
+    ttft_s: float = math.nan
+
+
+class Meter:
+    """Collects from the host's thread, is read from the executor's."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._figures = Figures()
+        self._goal_id = ""
+        self._begun_s = 0.0
+        self._rounds = self._tokens = self._drafted = self._accepted = 0
+        self.counts = dict.fromkeys(Outcome, 0)
+
+    @property
+    def figures(self) -> Figures:
+        """Of the running or else the latest goal."""
+        with self._lock:
+            return self._figures
+
+    def started(self, goal_id: str, accepted_s: float) -> None:
+        """The engine took goal `goal_id`, accepted at CLOCK_MONOTONIC `accepted_s`."""
+        with self._lock:
+            self._goal_id, self._begun_s = goal_id, accepted_s
+            self._rounds = self._tokens = self._drafted = self._accepted = 0
+            self._figures = Figures()
+
+    def piece(self, piece: Piece) -> None:
+        """One more round; the first piece is the prefill's and no round."""
+        with self._lock:
+            if piece.request_id != self._goal_id:
+                return
+            if math.isnan(self._figures.ttft_s):
+                self._figures = Figures(ttft_s=time.monotonic() - self._begun_s)
+                return
+            self._rounds += 1
+            self._tokens += len(piece.token_ids)
+            self._drafted += piece.draft_length
+            self._accepted += min(max(len(piece.token_ids) - 1, 0), piece.draft_length)
+            self._figures = Figures(
+                tokens_per_second=piece.tokens_per_second,
+                acceptance_rate=self._accepted / self._drafted if self._drafted else math.nan,
+                tokens_per_pass=self._tokens / self._rounds,
+                draft_length=self._drafted / self._rounds,
+                ttft_s=self._figures.ttft_s,
+            )
+
+    def finished(self, finish: Finish, outcome: Outcome) -> None:
+        """The goal ended; the engine's own statistics replace what was seen from here."""
+        stats = finish.stats
+        with self._lock:
+            self.counts[outcome] += 1
+            if finish.request_id != self._goal_id or not stats.completion_tokens:
+                return
+            self._figures = Figures(
+                tokens_per_second=stats.tokens_per_second,
+                acceptance_rate=stats.acceptance_rate,
+                tokens_per_pass=stats.tokens_per_pass,
+                draft_length=sum(stats.drafted_at) / stats.rounds if stats.rounds else math.nan,
+                ttft_s=stats.ttft_s,
+            )

@@ -1,0 +1,158 @@
+# Copyright 2026 The gemma_mtp_ros Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Topics that speak in every state of the node: ~/power, ~/stats and /diagnostics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import psutil
+from builtin_interfaces.msg import Time
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+from rclpy.callback_groups import CallbackGroup
+from rclpy.clock import Clock, ClockType
+from rclpy.node import Node
+from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
+
+from gemma_mtp_ros.host import EngineHost
+from gemma_mtp_ros.msg import EngineStats, PowerState
+from gemma_mtp_ros.ros import health
+from gemma_mtp_ros.ros.convert import Outcome, known, power_state
+from gemma_mtp_ros.ros.meter import Meter
+from gemma_mtp_ros.ros.settings import Settings
+from gemma_mtp_ros.telemetry.policy import Decision
+from gemma_mtp_ros.telemetry.reading import Reading
+
+PERIOD_S = 1.0
+
+STATE_QOS = QoSProfile(
+    depth=1, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL
+)
+DIAGNOSTICS_QOS = QoSProfile(depth=10)
+
+
+class Monitor:
+    """Publishes once a second on a steady timer (a ROS timer stands still while /clock does).
+
+    `host` gives the host of the moment, or None; `view` what else is known of the engine.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        settings: Settings,
+        group: CallbackGroup,
+        meter: Meter,
+        host: Callable[[], EngineHost | None],
+        view: Callable[[], health.EngineView],
+    ) -> None:
+        self._node = node
+        self._settings = settings
+        self._meter = meter
+        self._host = host
+        self._view = view
+        self._latest: tuple[Reading, Decision] | None = None
+        self._power = node.create_publisher(PowerState, "~/power", STATE_QOS)
+        self._stats = node.create_publisher(EngineStats, "~/stats", STATE_QOS)
+        self._diagnostics = node.create_publisher(DiagnosticArray, "/diagnostics", DIAGNOSTICS_QOS)
+        self._timer = node.create_timer(
+            PERIOD_S,
+            self._tick,
+            callback_group=group,
+            clock=Clock(clock_type=ClockType.STEADY_TIME),
+        )
+
+    @property
+    def latest(self) -> tuple[Reading, Decision] | None:
+        """The watchdog's latest reading and decision."""
+        return self._latest
+
+    def decided(self, reading: Reading, decision: Decision) -> None:
+        """Publish ~/power; called on the watchdog's thread at every poll."""
+        self._latest = (reading, decision)
+        self._power.publish(power_state(reading, decision, self._ros_time(reading.stamp_s)))
+
+    def publish_stats(self) -> None:
+        """Publish ~/stats: once a second, and after each goal."""
+        host = self._host()
+        figures = self._meter.figures
+        stats = EngineStats()
+        stats.header.stamp = self._node.get_clock().now().to_msg()
+        stats.tokens_per_second = figures.tokens_per_second
+        stats.acceptance_rate = figures.acceptance_rate
+        stats.tokens_per_pass = figures.tokens_per_pass
+        stats.draft_length = figures.draft_length
+        stats.ttft_s = figures.ttft_s
+        stats.goals_succeeded = self._meter.counts[Outcome.SUCCEEDED]
+        stats.goals_aborted = self._meter.counts[Outcome.ABORTED]
+        stats.goals_canceled = self._meter.counts[Outcome.CANCELED]
+        view = self._view()
+        stats.engine_restarts = view.restarts
+        stats.engine_memory_mib = known(host.memory_mib if host is not None else None)
+        if host is not None:
+            stats.queue_depth = host.queue_depth
+        if view.info is not None:
+            stats.model = view.info.model
+            stats.reproducible = view.info.reproducible
+        self._stats.publish(stats)
+
+    def publish_diagnostics(self) -> None:
+        """Publish /diagnostics: engine, watchdog, memory, queue."""
+        host = self._host()
+        now_s = time.monotonic()
+        latest = self._latest
+        statuses = (
+            health.engine(self._view()),
+            health.watchdog(
+                latest,
+                now_s - latest[0].stamp_s if latest is not None else 0.0,
+                self._settings["watchdog.stale_after_s"],
+            ),
+            health.memory(
+                _available_mib(),
+                host.memory_mib if host is not None else None,
+                self._settings["engine.memory_reserve_mib"],
+            ),
+            health.queue(
+                host.queue_depth if host is not None else 0,
+                self._settings["queue_size"],
+                host is not None and host.running_id is not None,
+                {ended.value: count for ended, count in self._meter.counts.items()},
+            ),
+        )
+        name = self._node.get_fully_qualified_name().lstrip("/")
+        array = DiagnosticArray()
+        array.header.stamp = self._node.get_clock().now().to_msg()
+        array.status = [_diagnostic(name, status) for status in statuses]
+        self._diagnostics.publish(array)
+
+    def _tick(self) -> None:
+        try:
+            self.publish_stats()
+            self.publish_diagnostics()
+        except Exception as error:  # an exception here would end the executor's spin
+            self._node.get_logger().error(f"publishing statistics failed: {error!r}")
+
+    def _ros_time(self, stamp_s: float) -> Time:
+        """ROS time of a moment of CLOCK_MONOTONIC, not before time 0."""
+        age_ns = int((time.monotonic() - stamp_s) * 1e9)
+        at_ns = max(self._node.get_clock().now().nanoseconds - age_ns, 0)
+        return Time(sec=at_ns // 10**9, nanosec=at_ns % 10**9)
+
+
+def _available_mib() -> float | None:
+    try:
+        return float(psutil.virtual_memory().available) / 2**20
+    except (OSError, KeyError, ValueError, RuntimeError):
+        return None
+
+
+def _diagnostic(name: str, status: health.Status) -> DiagnosticStatus:
+    return DiagnosticStatus(
+        level=bytes([status.health]),
+        name=f"{name}: {status.name}",
+        message=status.message,
+        hardware_id=name,
+        values=[KeyValue(key=key, value=value) for key, value in status.values.items()],
+    )

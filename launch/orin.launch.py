@@ -1,0 +1,28 @@
+# Copyright 2026 The gemma_mtp_ros Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The node on a Jetson Orin: ros2 launch gemma_mtp_ros orin.launch.py model:=... drafter:=..."""
+
+import os
+
+from launch.actions import DeclareLaunchArgument, IncludeLaunchDescription
+from launch.launch_description_sources import PythonLaunchDescriptionSource
+
+from launch import LaunchDescription
+
+HERE = os.path.dirname(__file__)
+
+
+def generate_launch_description():
+    return LaunchDescription(
+        [
+            DeclareLaunchArgument("model", description="folder of the Gemma 4 target"),
+            DeclareLaunchArgument(
+                "params_file",
+                default_value=os.path.join(HERE, "..", "config", "orin.yaml"),
+                description="parameter file",
+            ),
+            IncludeLaunchDescription(
+                PythonLaunchDescriptionSource(os.path.join(HERE, "node.launch.py"))
+            ),
+        ]
+    )
