@@ -1,0 +1,3 @@
+# Copyright 2026 The gemma_mtp_ros Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Measurements that the documentation states: ``python -m benchmarks.NAME [--json FILE]``."""

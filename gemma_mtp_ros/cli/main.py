@@ -1,0 +1,147 @@
+# Copyright 2026 The gemma_mtp_ros Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Entry point of ``gemma-mtp``: reads the arguments, and loads only what the command needs."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from pydantic import ValidationError
+
+from .. import __version__
+from ..api import MAX_DRAFT, GemmaMtpError, one_sentence
+
+MISTAKE = 2
+"""Exit status for what the user can put right."""
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as of a process that SIGINT ended."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with the sentence."""
+        self.exit(MISTAKE, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def _integer(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {low} to {high}")
+        return value
+
+    return parse
+
+
+def parser() -> Parser:
+    """The whole command line."""
+    top = Parser(prog="gemma-mtp", description="Gemma 4 with its MTP drafter, without ROS.")
+    top.add_argument("--version", action="version", version=f"gemma-mtp {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    ask = commands.add_parser(
+        "ask",
+        help="ask a model once, in this process",
+        description="Ask a model once. The answer goes to the standard output as it comes, "
+        "what it cost to the standard error. On a terminal the tokens that one pass of the "
+        "target brought share a colour. Ctrl-C ends the answer at the next round.",
+    )
+    ask.add_argument("prompt", metavar="PROMPT", help="what to ask; - reads the standard input")
+    ask.add_argument(
+        "--model",
+        required=True,
+        metavar="NAME",
+        help="folder of a Gemma 4 target, name of a downloaded Hugging Face repository, or demo "
+        "for the embedded pair",
+    )
+    ask.add_argument(
+        "--drafter",
+        default="",
+        metavar="NAME",
+        help="the MTP drafter of this target, named like --model (default: none; the embedded "
+        "one with --model demo)",
+    )
+    ask.add_argument("--system", default="", metavar="TEXT", help="system prompt")
+    ask.add_argument(
+        "--draft-length",
+        type=_integer(0, MAX_DRAFT),
+        default=4,
+        metavar="K",
+        help=f"most tokens drafted in one round, 0 to {MAX_DRAFT} (default: %(default)s)",
+    )
+    ask.add_argument("--max-new-tokens", type=int, metavar="N", help="most tokens of the answer")
+    ask.add_argument(
+        "--temperature", type=float, metavar="T", help="0: greedy (default: as the model says)"
+    )
+    ask.add_argument(
+        "--seed", type=int, metavar="N", help="same seed, same answer (default: drawn at random)"
+    )
+    ask.add_argument(
+        "--no-reproducible",
+        dest="reproducible",
+        action="store_false",
+        help="faster; near ties between tokens may fall differently with another draft length",
+    )
+    ask.add_argument("--threads", type=int, default=0, metavar="N", help="CPU threads")
+    ask.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    ask.add_argument("--weights", choices=("float32", "bfloat16"), default="float32")
+    ask.add_argument(
+        "--max-context",
+        type=int,
+        metavar="N",
+        help="most tokens of prompt and answer together (default: 4096, or what the model allows)",
+    )
+    ask.add_argument("--raw", action="store_true", help="no chat template: go on from PROMPT")
+    ask.add_argument(
+        "--json", action="store_true", help="one JSON object with answer and statistics at the end"
+    )
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; return the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
+    options = parser().parse_args(argv)
+    try:
+        from . import ask
+
+        return ask.run(options)
+    except ValidationError as error:
+        field, rest = one_sentence(error).split(" ", 1)
+        return _mistake(f"--{field.replace('_', '-')} {rest}")
+    except GemmaMtpError as error:
+        return _mistake(str(error))
+    except ImportError as error:
+        return _mistake(
+            f"{error.name or error} cannot be imported by {sys.executable} ({error}); install the "
+            "requirements of gemma_mtp_ros there"
+        )
+    except KeyboardInterrupt:
+        print("gemma-mtp: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read has enough. Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _mistake(sentence: str) -> int:
+    print(f"gemma-mtp: {sentence}", file=sys.stderr)
+    return MISTAKE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

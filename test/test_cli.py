@@ -1,0 +1,260 @@
+# Copyright 2026 The gemma_mtp_ros Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: the real command, as a process and through its entry point."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import string
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+from rich.console import Console
+
+from gemma_mtp_ros import demo
+from gemma_mtp_ros.api import Stats
+from gemma_mtp_ros.cli.main import main
+from gemma_mtp_ros.demo.evaluate import extract_plan
+from gemma_mtp_ros.models import resolve_pair
+from gemma_mtp_ros.terminal import AnswerPrinter, plan_table, statistics, visible
+
+REPOSITORY = Path(__file__).parent.parent
+# As installed without ROS: whoever imports it here fails.
+WITHOUT_ROS = (
+    "import sys; sys.modules['rclpy'] = None; "
+    "from gemma_mtp_ros.cli.main import main; sys.exit(main())"
+)
+ENDLESS = "100000"
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A random pair that writes small letters and never ends its turn."""
+    letters = set(tiny.tokenizer().convert_tokens_to_ids(list(string.ascii_lowercase)))
+    others = [token for token in range(tiny.VOCAB) if token not in letters]
+    target, drafter = tiny.make_pair(tmp_path_factory.mktemp("pair"), suppress_tokens=others)
+    return str(target), str(drafter)
+
+
+def start(*arguments: str) -> subprocess.Popen[bytes]:
+    path = f"{REPOSITORY}:{os.environ.get('PYTHONPATH', '')}"
+    return subprocess.Popen(
+        [sys.executable, "-c", WITHOUT_ROS, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+
+
+def ask(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit status, standard output and standard error of `gemma-mtp ask`, in this process."""
+    try:
+        status = main(["ask", *arguments])
+    except SystemExit as ended:  # argparse ends the process itself
+        status = ended.code
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    status, out, err = ask(capsys, "--json", *arguments)
+    assert status == 0, err
+    return json.loads(out)
+
+
+def test_text_goes_to_stdout_and_statistics_to_stderr(
+    pair: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [
+        "--drafter",
+        pair[1],
+        "--seed",
+        "7",
+        "--max-new-tokens",
+        "40",
+        "--system",
+        "Be brief",
+    ]
+    process = start("ask", "--model", pair[0], *options, "--threads", "1", "hello robot")
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    expected = answer(capsys, "--model", pair[0], *options, "hello robot")
+    assert out.decode() == expected["text"] + "\n"
+    assert len(expected["text"]) == 40
+    for name in ("tokens/s", "time to first token", "acceptance", "tokens per target pass"):
+        assert name in err.decode()
+
+
+def test_text_comes_while_it_is_generated_and_ctrl_c_ends_it(pair: tuple[str, str]) -> None:
+    process = start("ask", "--model", pair[0], "--max-new-tokens", ENDLESS, "hello")
+    assert process.stdout is not None
+    first = process.stdout.read(10)
+    process.send_signal(signal.SIGINT)
+    rest, err = process.communicate()
+    assert process.returncode == 130
+    assert (first + rest).decode().rstrip("\n").isalpha()
+    assert b"tokens/s" in err
+    assert b"Traceback" not in err
+
+
+def test_a_reader_that_goes_away_ends_it(pair: tuple[str, str]) -> None:
+    process = start("ask", "--model", pair[0], "--max-new-tokens", ENDLESS, "hello")
+    assert process.stdout is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    assert process.wait() == 1
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+
+
+def test_draft_length_changes_the_cost_and_not_the_text(
+    pair: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--model", pair[0], "--drafter", pair[1], "--max-new-tokens", "60", "--seed", "3"]
+    answers = [answer(capsys, *options, "--draft-length", k, "hello") for k in ("0", "3", "7")]
+    assert len({found["text"] for found in answers}) == 1
+    drafted = [found["stats"]["drafted_at"] for found in answers]
+    assert [sum(count > 0 for count in depths) for depths in drafted] == [0, 3, 7]
+    assert answers[0]["stats"]["acceptance_rate"] is None
+
+
+def test_seed_and_temperature_reach_the_sampler(
+    pair: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def text(*options: str) -> str:
+        return answer(
+            capsys, "--model", pair[0], "--max-new-tokens", "30", "--no-reproducible", *options, "x"
+        )["text"]
+
+    hot = ("--temperature", "2")
+    assert text(*hot, "--seed", "1") == text(*hot, "--seed", "1") != text(*hot, "--seed", "2")
+    cold = ("--temperature", "0")
+    assert text(*cold, "--seed", "1") == text(*cold, "--seed", "2")
+
+
+def test_the_prompt_may_come_from_the_standard_input(
+    pair: tuple[str, str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = ["--model", pair[0], "--raw", "--max-new-tokens", "20", "--temperature", "0"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("tidy up"))
+    found = answer(capsys, *options, "-")
+    assert found["stats"]["prompt_tokens"] == len("tidy up")  # a byte a token, no template
+    assert found["text"] == answer(capsys, *options, "tidy up")["text"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "TARGET", "--draft-length", "8", "x"], ["--draft-length", "'8'", "0 to 7"]),
+        (["--model", "TARGET", "--max-new-tokens", "0", "x"], ["--max-new-tokens = 0", "1"]),
+        (["--model", "TARGET", "--temperature", "nan", "x"], ["--temperature", "finite"]),
+        (["--model", "TARGET", "--seed", "-1", "x"], ["--seed = -1"]),
+        (["--model", "TARGET", "--threads", "many", "x"], ["--threads", "many"]),
+        (["--model", "TARGET", "--raw", "--system", "s", "x"], ["--system", "--raw", "drop one"]),
+        (["--model", "TARGET", "caf\udce9"], ["PROMPT", "UTF-8"]),
+        (["--model", "TARGET", " "], ["prompt is empty"]),
+        (["--model", "TARGET", "--max-context", "16", "x" * 40], ["PROMPT", "--max-context is 16"]),
+        (["--model", "TARGET", "--max-context", "9999", "x"], ["--max-context is 9999", "4096"]),
+        (["--model", "TARGET", "--drafter", "TARGET", "x"], ["drafter", "gemma4_text"]),
+        (["--model", "/no/such/folder", "x"], ["/no/such/folder", "does not exist"]),
+        (["x"], ["--model"]),
+        (["--model", "TARGET"], ["PROMPT"]),
+    ],
+)
+def test_a_mistake_gets_one_sentence(
+    pair: tuple[str, str],
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    words: list[str],
+) -> None:
+    given = [pair[0] if word == "TARGET" else word for word in arguments]
+    status, out, err = ask(capsys, *given)
+    assert (status, out) == (2, "")
+    assert err.startswith("gemma-mtp")
+    assert err.count("\n") == 1
+    for word in words:
+        assert word.lower() in err.lower()
+
+
+def test_demo_is_the_embedded_pair() -> None:
+    embedded = str(demo.TARGET_DIR), str(demo.DRAFTER_DIR)
+    assert resolve_pair("demo", "") == resolve_pair("demo", "demo") == embedded
+    assert resolve_pair("demo", "other") == (embedded[0], "other")
+    assert resolve_pair("other", "") == ("other", "")
+
+
+def test_the_embedded_pair_plans(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, "--model", "demo", "Bring Anna the red cup from the kitchen.")
+    assert extract_plan(found["text"]) == [
+        {"action": "navigate", "to": "kitchen"},
+        {"action": "pick", "object": "red cup"},
+        {"action": "give", "object": "red cup", "to": "Anna"},
+    ]
+    assert found["stats"]["acceptance_rate"] > 0.5
+
+
+def printed(rounds: list[str], terminal: bool) -> str:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=terminal, color_system="standard", width=20)
+    printer = AnswerPrinter(console)
+    for text in rounds:
+        printer.round(text)
+    printer.end()
+    return file.getvalue()
+
+
+def test_rounds_alternate_in_colour_on_a_terminal() -> None:
+    written = printed(["one", "two", "", "three"], terminal=True)
+    green, cyan = "\x1b[1;32m", "\x1b[1;36m"
+    off = "\x1b[0m"
+    assert written == f"{green}one{off}{cyan}two{off}{cyan}three{off}\n"
+
+
+def test_elsewhere_the_text_comes_as_it_is() -> None:
+    text = "a line longer than the console [bold]is[/] wide\x1b[2J\n"
+    assert printed([text[:20], text[20:]], terminal=False) == text
+
+
+def test_an_answer_cannot_steer_the_terminal() -> None:
+    assert visible("a\x1b[2Jb\r\x9b\tc\n") == "a�[2Jb��\tc\n"
+    assert "\x1b[2J" not in printed(["\x1b[2J"], terminal=True)
+
+
+def shown(table: object) -> str:
+    console = Console(file=io.StringIO(), width=100)
+    console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_statistics_say_what_is_known() -> None:
+    stats = Stats(
+        prompt_tokens=12,
+        completion_tokens=21,
+        rounds=5,
+        drafted_at=(5, 5, 0, 0, 0, 0, 0),
+        accepted_at=(4, 3, 0, 0, 0, 0, 0),
+        ttft_s=0.025,
+        decode_s=0.1,
+        tokens_per_second=200.0,
+    )
+    for figure in ("200", "25 ms", "0.70", "4.00"):
+        assert figure in shown(statistics(stats))
+    assert "nan" not in shown(statistics(Stats())).lower()
+
+
+def test_a_plan_is_shown_step_by_step() -> None:
+    plan = [{"action": "pick", "object": "[red] cup", "count": 2}, {"action": "dock"}]
+    lines = shown(plan_table(plan)).splitlines()
+    assert any("pick" in line and "object: [red] cup, count: 2" in line for line in lines)
+    assert any("dock" in line for line in lines)
