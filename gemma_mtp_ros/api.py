@@ -216,7 +216,7 @@ class EngineConfig(Frozen):
     max_new_tokens: int = Field(512, ge=1)
     """Token limit where neither the goal nor the parameters give one."""
     threads: int = Field(0, ge=0, le=256)
-    """CPU threads of the engine; 0 leaves the choice to torch."""
+    """CPU threads of the engine; 0: one for a very small model, else as many as torch chooses."""
     cpu_affinity: tuple[int, ...] = ()
     """CPUs the engine may run on; empty: all."""
     nice: int = Field(0, ge=0, le=19)

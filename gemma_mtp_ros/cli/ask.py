@@ -163,6 +163,7 @@ def _load(config: EngineConfig, fit_context: bool, console: Console) -> Engine:
         progress("importing torch", 0.0)
         from ..engine import bounds
 
+        bounds.let_idle_threads_sleep()
         bounds.apply_to_torch(config)
         from ..engine.decode import Engine
 

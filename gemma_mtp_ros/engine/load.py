@@ -29,6 +29,9 @@ from .target import Target
 from .text import Text
 from .verify import verify
 
+SMALL_MODEL = 64 * 2**20
+"""Bytes of weights under which a second CPU thread costs more than it computes."""
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -170,6 +173,8 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
         draft_weights = Weights(draft_folder, "drafter")
         needed += weight_bytes(draft_weights, drafter_dtype.itemsize)
     check_memory(needed, available_memory(), config.memory_reserve_mib * 1024 * 1024)
+    if device.type == "cpu" and config.threads == 0 and needed < SMALL_MODEL:
+        torch.set_num_threads(1)
     text = Text(folder)
     generation = generation_defaults(folder, text_config)
     if text_size(text) > spec.vocab:

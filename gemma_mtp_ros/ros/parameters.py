@@ -141,7 +141,8 @@ TABLE: tuple[Spec, ...] = (
         low=16, high=262_144),
     _spec("engine.prefill_chunk", 256, """Tokens of the prompt computed in one step; a cancel waits
         for the end of a step.""", low=8, high=8192),
-    _spec("engine.threads", 0, "CPU threads of the engine; 0: torch chooses.", low=0, high=256),
+    _spec("engine.threads", 0, """CPU threads of the engine; 0: one for a very small model, else
+        as many as torch chooses.""", low=0, high=256),
     _spec("engine.cpu_affinity", (), "CPUs that the engine may run on; empty: all.", item=int,
         low=0),
     _spec("engine.nice", 0, "Niceness of the engine process.", low=0, high=19),
