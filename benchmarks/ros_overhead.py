@@ -24,12 +24,12 @@ from typing import Any, NamedTuple
 
 import psutil
 import yaml
-from gemma_mtp_ros.action import Generate
-from gemma_mtp_ros.msg import TokenChunk
 from rich.console import Console
 
+from gemma_mtp_ros.action import Generate
 from gemma_mtp_ros.demo.corpus import held_out
 from gemma_mtp_ros.models import resolve_pair
+from gemma_mtp_ros.msg import TokenChunk
 from gemma_mtp_ros.ros.driver import DriveError, Driver, Goal, NodeProcess
 
 from .common import FEWER, Row, parser, quantile, report

@@ -27,7 +27,7 @@ from gemma_mtp_ros.api import (
     ToEngine,
 )
 from gemma_mtp_ros.control import Stage
-from gemma_mtp_ros.engine.link import Link
+from gemma_mtp_ros.engine.link import Link, run
 from gemma_mtp_ros.engine.worker import connect
 from gemma_mtp_ros.framing import encode
 
@@ -218,4 +218,4 @@ def stops_in_load(link: Link) -> None:
 
 
 if __name__ == "__main__":
-    globals()[os.environ["GEMMA_MTP_TEST_SCRIPT"]](connect(sys.argv[1:])[0])
+    run(lambda: globals()[os.environ["GEMMA_MTP_TEST_SCRIPT"]](connect(sys.argv[1:])[0]))

@@ -359,7 +359,7 @@ def test_sigkill_in_mid_answer(config: EngineConfig) -> None:
 
 
 def test_sigstop_is_noticed(config: EngineConfig) -> None:
-    with running(config.model_copy(update={"stall_timeout_s": 1.0})) as host:
+    with running(config.model_copy(update={"stall_timeout_s": 3.0})) as host:
         pause(host, 0.01)
         told = submit(host, "a")
         told.piece(2)

@@ -119,7 +119,7 @@ def test_what_a_dead_engine_said_last_is_heard(script: Script) -> None:
 
 def test_an_engine_that_stops_beating_is_killed(script: Script) -> None:
     script("silent")
-    with running(config(stall_timeout_s=0.4)) as host:
+    with running(config(stall_timeout_s=1.0)) as host:
         old = Life(host.pid or 0)
         told = submit(host, "a")
         told.piece()
@@ -127,7 +127,7 @@ def test_an_engine_that_stops_beating_is_killed(script: Script) -> None:
         finish = told.finish()
         assert finish.error_code is ErrorCode.ENGINE_LOST
         assert "showed no sign of life" in finish.error_msg
-        assert "engine.stall_timeout_s is 0.4" in finish.error_msg
+        assert "engine.stall_timeout_s is 1" in finish.error_msg
         assert "decoding" in finish.error_msg
         old.wait_end()
         again = submit(host, "b")
@@ -137,7 +137,7 @@ def test_an_engine_that_stops_beating_is_killed(script: Script) -> None:
 @pytest.mark.parametrize("how", ["cancel", "deadline"])
 def test_an_engine_that_does_not_end_its_goal_is_killed(script: Script, how: str) -> None:
     script("stubborn")
-    with running(config(stall_timeout_s=0.4)) as host:
+    with running(config(stall_timeout_s=1.0)) as host:
         deadline_s = time.monotonic() + 0.5 if how == "deadline" else None
         told = submit(host, "a", deadline_s=deadline_s)
         told.piece()
@@ -146,7 +146,7 @@ def test_an_engine_that_does_not_end_its_goal_is_killed(script: Script, how: str
             assert host.cancel("a")
         finish = told.finish()
         assert finish.error_code is ErrorCode.ENGINE_LOST
-        assert "did not end a goal 0.4 s after it had to" in finish.error_msg
+        assert "did not end a goal 1 s after it had to" in finish.error_msg
         assert not host.cancel("a")
 
 
@@ -338,7 +338,7 @@ def test_output_of_the_process_becomes_log_lines(script: Script) -> None:
 
 def test_a_stopped_engine_never_blocks_the_host(script: Script) -> None:
     script("holds")
-    with running(config(stall_timeout_s=1.0)) as host:
+    with running(config(stall_timeout_s=2.0)) as host:
         pid = host.pid or 0
         os.kill(pid, signal.SIGSTOP)
         big = "x" * 3_000_000  # far more than the socket takes

@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from ..engine.decode import Engine, RoundControl
 
 INTERRUPTED = 130
-LARGEST_CONTEXT = 4096
-"""Tokens of context where --max-context does not say, if the model allows as many."""
-
 _OPTIONS = re.compile(r"engine\.(max_context|device)")
 
 
@@ -75,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     request = make_request(options)
     config = make_config(options)
     try:
-        engine = _load(config, options.max_context is None, errors)
+        engine = _load(config, errors)
         with Interrupt() as interrupt:
             finish = _answer(engine, request, options, interrupt)
     except GemmaMtpError as error:
@@ -132,7 +129,7 @@ def make_config(options: argparse.Namespace) -> EngineConfig:
         weights=options.weights,
         reproducible=options.reproducible,
         threads=options.threads,
-        max_context=LARGEST_CONTEXT if options.max_context is None else options.max_context,
+        max_context=options.max_context,
     )
 
 
@@ -158,7 +155,7 @@ def as_json(finish: Finish, info: ModelInfo) -> dict[str, Any]:
     }
 
 
-def _load(config: EngineConfig, fit_context: bool, console: Console) -> Engine:
+def _load(config: EngineConfig, console: Console) -> Engine:
     with _progress(console) as progress:
         progress("importing torch", 0.0)
         from ..engine import bounds
@@ -167,17 +164,7 @@ def _load(config: EngineConfig, fit_context: bool, console: Console) -> Engine:
         bounds.apply_to_torch(config)
         from ..engine.decode import Engine
 
-        if fit_context:
-            config = config.model_copy(update={"max_context": _fitting_context(config.model)})
         return Engine.load(config, progress)
-
-
-def _fitting_context(model: str) -> int:
-    from ..engine.checkpoint import find_folder, read_config
-    from ..engine.spec import TARGET_TYPES, text_spec
-
-    config = read_config(find_folder(model, "model"), TARGET_TYPES, "model")
-    return min(LARGEST_CONTEXT, text_spec(config.get_text_config()).max_positions)
 
 
 @contextlib.contextmanager

@@ -97,8 +97,10 @@ def parser() -> Parser:
     ask.add_argument(
         "--max-context",
         type=int,
+        default=4096,
         metavar="N",
-        help="most tokens of prompt and answer together (default: 4096, or what the model allows)",
+        help="most tokens of prompt and answer together, if the model allows as many "
+        "(default: %(default)s)",
     )
     ask.add_argument("--raw", action="store_true", help="no chat template: go on from PROMPT")
     ask.add_argument(

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -33,6 +34,23 @@ def leave(code: int = 0) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
+
+
+def run(main: Callable[[], object]) -> NoReturn:
+    """Call ``main``, then end the process at once, with a traceback if it failed.
+
+    The interpreter's own way to end would close the connection first and then take its time, or
+    hang where the GPU is in disorder; the host could not tell that from an engine that hangs.
+    """
+    code = 1
+    try:
+        main()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else code
+    except BaseException:
+        traceback.print_exc()
+    leave(code)
 
 
 def die_with_parent(parent: int) -> None:

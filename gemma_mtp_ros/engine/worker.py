@@ -44,7 +44,7 @@ from ..api import (
 )
 from ..control import Control, ControlBlock, Stage
 from . import bounds
-from .link import Link, LinkHandler, die_with_parent
+from .link import Link, LinkHandler, die_with_parent, run
 
 if TYPE_CHECKING:
     from .decode import Engine, RoundControl
@@ -332,7 +332,7 @@ def connect(arguments: list[str]) -> tuple[Link, EngineConfig]:
         link.receive(IDLE_BEAT_S)
     first = link.inbox.popleft()
     if not isinstance(first, Configure):
-        raise SystemExit(f"the first message is {first.kind!r} and should be 'configure'")
+        raise ValueError(f"the first message is {first.kind!r} and should be 'configure'")
     return link, first.config
 
 
@@ -346,4 +346,4 @@ def main() -> NoReturn:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

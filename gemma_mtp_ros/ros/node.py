@@ -15,6 +15,7 @@ to tell clients how their goals ended.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import signal
 import sys
@@ -28,8 +29,11 @@ from rclpy.signals import SignalHandlerOptions
 
 from gemma_mtp_ros.ros.lifecycle_node import GemmaMtpNode
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 EXIT_S = 3.8
-"""The process is gone this long after a signal, whatever hangs (launch escalates after 5 s)."""
+"""The process is gone this long after a signal, whatever hangs, and says where it hung (launch
+escalates after 5 s)."""
 
 FAILURES = 20
 """So many failures of the executor in a row are no accident of one callback."""
@@ -87,7 +91,7 @@ class Alarm:
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in SIGNALS:
             signal.signal(number, lambda _number, _frame: None)
 
     def ring(self) -> None:
@@ -98,6 +102,11 @@ class Alarm:
     def wait(self) -> None:
         """Wait until it is time."""
         os.read(self._read, 1)
+
+    def silence(self) -> None:
+        """Ignore further signals: leaving has begun, and a second one would only break it off."""
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def main(args: list[str] | None = None) -> int:
@@ -115,21 +124,14 @@ def main(args: list[str] | None = None) -> int:
     spinner = Spinner(node, on_failure)
     spinner.start()
     alarm.wait()
-    guard = threading.Timer(EXIT_S, _give_up, [node])
-    guard.daemon = True
-    guard.start()
+    alarm.silence()
+    faulthandler.dump_traceback_later(EXIT_S, exit=True)
     node.get_logger().info("leaving: ends goals and engine")
     node.leave()
     spinner.stop()
     node.destroy()
     rclpy.shutdown()
-    guard.cancel()
     return status
-
-
-def _give_up(node: GemmaMtpNode) -> None:
-    node.get_logger().fatal(f"leaving took more than {EXIT_S} s; the process ends as it is")
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -269,6 +269,11 @@ class Driver:
             if not self._changed.wait_for(condition, timeout_s):
                 raise TimeoutError(f"{what} was not met within {timeout_s} s")
 
+    def soon(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Whether the condition is met within `timeout_s`: the pace of a loop that asks again."""
+        with self._changed:
+            return self._changed.wait_for(condition, timeout_s)
+
     def wait_for(self, future: Any, timeout_s: float = WAIT_S) -> Any:
         self.wait_until(future.done, timeout_s, "an answer")
         return future.result()

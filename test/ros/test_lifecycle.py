@@ -77,7 +77,7 @@ def test_a_life_with_refused_and_failed_transitions(
         loading = driver.change_async("configure")
         driver.wait_until(lambda: bool(node.children()), LOAD_S)
         waited_ms = []
-        while not loading.done():
+        while not driver.soon(loading.done, 0.02):
             begun_s = time.monotonic()
             state = driver.state()
             waited_ms.append(1e3 * (time.monotonic() - begun_s))
@@ -178,6 +178,7 @@ def test_the_node_starts_itself_and_the_engine_is_given_up_and_restored(
         deadline = time.monotonic() + LOAD_S
         while driver.state() != "unconfigured":
             assert time.monotonic() < deadline
+            driver.soon(lambda: False, 0.02)
         assert not driver.send(**SHORT).accepted
         driver.forget()
         driver.wait_health("engine", ERROR)
