@@ -6,10 +6,11 @@ import sys
 import uuid
 
 import rclpy
-from gemma_mtp_ros.action import Generate
-from gemma_mtp_ros.msg import TokenChunk
 from rclpy.action import ActionClient
 from unique_identifier_msgs.msg import UUID
+
+from gemma_mtp_ros.action import Generate
+from gemma_mtp_ros.msg import TokenChunk
 
 rclpy.init()
 node = rclpy.create_node("asker")

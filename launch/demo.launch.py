@@ -4,10 +4,9 @@
 
 import os
 
+from launch import LaunchDescription
 from launch.actions import DeclareLaunchArgument, IncludeLaunchDescription
 from launch.launch_description_sources import PythonLaunchDescriptionSource
-
-from launch import LaunchDescription
 
 HERE = os.path.dirname(__file__)
 

@@ -8,12 +8,11 @@ same, but a change_state request sent while the dead process is still listed by 
 and launch_ros waits for its answer for ever. Use autostart:=false under a lifecycle manager.
 """
 
+from launch import LaunchDescription
 from launch.actions import DeclareLaunchArgument, OpaqueFunction
 from launch.substitutions import LaunchConfiguration
 from launch_ros.actions import Node
 from launch_ros.parameter_descriptions import ParameterValue
-
-from launch import LaunchDescription
 
 ARGUMENTS = (
     ("namespace", "", "namespace of the node"),
