@@ -225,7 +225,7 @@ class EngineConfig(Frozen):
     """Largest share of the time in which rounds run; the rest is paused."""
     memory_reserve_mib: int = Field(256, ge=0)
     """Memory left to the rest of the robot when checking whether a model fits."""
-    stall_timeout_s: float = Field(10.0, gt=0.0)
+    stall_timeout_s: float = Field(30.0, gt=0.0)
     load_timeout_s: float = Field(300.0, gt=0.0)
     """Longest time without a sign of life while decoding, and while loading."""
     max_restarts: int = Field(3, ge=0)

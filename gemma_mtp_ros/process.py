@@ -53,11 +53,12 @@ class LineReader:
 class EngineProcess:
     """A child process that runs :mod:`gemma_mtp_ros.engine.worker`.
 
-    Used by the thread that made it, and no other (:meth:`control` aside, under the caller's lock).
-    That thread has to outlive the child: the kernel kills the child when the thread ends.
+    Used by the thread that made it, and no other. That thread has to outlive the child: the kernel
+    kills the child when the thread ends.
 
     Attributes:
         pid: process id, and id of its session and process group.
+        block: its control block; the record in it is written through a :class:`ControlDesk`.
         socket, log_pipe, pidfd: what to poll: messages, output, end of the process.
         eof, output_ended: whether the child closed its end of the socket, and of the pipe.
         last_line: the latest line that the child wrote to its output.

@@ -140,7 +140,7 @@ class Supervisor:
             self._bell.ring()
 
     def discard(self) -> None:
-        """Close what a thread that never ran holds."""
+        """Close selector and bell; for one whose thread never ran, or is about to end."""
         self._selector.close()
         self._bell.close()
 

@@ -317,6 +317,20 @@ def test_stop_in_a_sink_only_asks(script: Script) -> None:
     host.stop()
 
 
+def test_the_engine_outlives_the_thread_that_started_the_host(script: Script) -> None:
+    script("holds")
+    host = EngineHost(config())
+    starter = threading.Thread(target=host.start)
+    starter.start()
+    starter.join(PATIENCE_S)
+    told = submit(host, "a")
+    told.piece()
+    host.cancel("a")
+    assert told.finish().finish_reason is FinishReason.CANCELED
+    assert host.restarts == 0
+    host.stop()
+
+
 def test_starting_a_running_host_changes_nothing(script: Script) -> None:
     script("holds")
     with running(config()) as host:

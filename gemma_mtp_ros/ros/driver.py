@@ -47,6 +47,9 @@ TRANSITIONS = {
 LOOK_S = 0.1
 """How often a wait looks whether the node is still there."""
 
+REQUEST_S = 5.0
+"""Longest time until the executor's thread sends a request."""
+
 
 class DriveError(Exception):
     """A step failed: one sentence."""
@@ -200,7 +203,8 @@ class Driver:
         """Send a goal; its chunks and feedback go to the callbacks, on the executor's thread."""
         goal_id = UUID(uuid=list(uuid.uuid4().bytes))
         self._on_chunks[bytes(goal_id.uuid)] = on_chunk
-        return Goal(goal_id, self._generate.send_goal_async(goal, on_feedback, goal_uuid=goal_id))
+        send = self._generate.send_goal_async
+        return Goal(goal_id, self._on_executor(lambda: send(goal, on_feedback, goal_uuid=goal_id)))
 
     def wait_accepted(self, goal: Goal, timeout_s: float) -> None:
         """Wait until the node has accepted the goal.
@@ -211,7 +215,7 @@ class Driver:
         goal.handle = self.wait(goal.accepted, timeout_s, "the answer to the goal")
         if not goal.handle.accepted:
             raise DriveError("the goal was rejected; the node takes goals only while it is active")
-        goal.result = goal.handle.get_result_async()
+        goal.result = self._on_executor(goal.handle.get_result_async)
 
     def wait_result(self, goal: Goal, timeout_s: float) -> Generate.Result:
         """Wait for the result of an accepted goal.
@@ -244,6 +248,14 @@ class Driver:
             if time.monotonic() > give_up_s:
                 raise DriveError(f"{what} did not come within {timeout_s:g} s")
         return future.result()
+
+    def _on_executor(self, request: Callable[[], Future]) -> Future:
+        """The future that `request` returns, called on the thread that handles the answers.
+
+        rclpy's action client notes a request only after sending it: from another thread, an answer
+        that is faster is lost.
+        """
+        return self.wait(self._executor.create_task(request), REQUEST_S, "the executor")
 
     def _until(self, condition: Callable[[], bool], timeout_s: float, failure: str) -> None:
         give_up_s = time.monotonic() + timeout_s

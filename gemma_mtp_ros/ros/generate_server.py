@@ -30,6 +30,7 @@ from gemma_mtp_ros.api import (
     FinishReason,
     Piece,
     Queued,
+    Request,
     RequestError,
     Started,
 )
@@ -64,7 +65,8 @@ class ActiveGoal:
         self.future = future
         self.id = bytes(handle.goal_id.uuid).hex()
         self.accepted_s = time.monotonic()
-        self.host: EngineHost | None = None
+        self._host: EngineHost | None = None
+        self._cancel_wanted = False
         self._server = server
         self._lock = threading.Lock()
         self._chunk = TokenChunk(goal_id=handle.goal_id)
@@ -84,6 +86,19 @@ class ActiveGoal:
                 self._ended = True
                 self.future.set_result(event)
                 self._server.wake()
+
+    def submit(self, host: EngineHost, request: Request) -> None:
+        """Hand the goal to the host."""
+        self._host = host
+        host.submit(request, self.on_event)
+        if self._cancel_wanted:
+            host.cancel(self.id)
+
+    def cancel(self) -> None:
+        """End the goal as its client wishes, wherever it is."""
+        self._cancel_wanted = True
+        if self._host is not None:
+            self._host.cancel(self.id)
 
     def fail(self, error_code: ErrorCode, error_msg: str, reason: FinishReason) -> None:
         """End a goal that the host has not seen."""
@@ -244,25 +259,25 @@ class GenerateServer:
         with self._idle:
             self._goals[bytes(handle.goal_id.uuid)] = goal
         handle.execute()
-
-    def _on_cancel(self, handle: Any) -> CancelResponse:
-        goal = self._goals.get(bytes(handle.goal_id.uuid))
-        if goal is not None and goal.host is not None:
-            goal.host.cancel(goal.id)
-        return CancelResponse.ACCEPT
-
-    async def _execute(self, handle: Any) -> Generate.Result:
-        key = bytes(handle.goal_id.uuid)
-        goal = self._goals[key]
         try:
             self._begin(goal)
-        except Exception as error:  # rclpy would send an empty result
+        except Exception as error:  # the goal must end all the same
             self.log_error(f"goal {goal.id}: {error!r}")
             goal.fail(
                 ErrorCode.UNKNOWN,
                 f"the node failed to serve the goal: {error!r}",
                 FinishReason.ERROR,
             )
+
+    def _on_cancel(self, handle: Any) -> CancelResponse:
+        goal = self._goals.get(bytes(handle.goal_id.uuid))
+        if goal is not None:
+            goal.cancel()
+        return CancelResponse.ACCEPT
+
+    async def _execute(self, handle: Any) -> Generate.Result:
+        key = bytes(handle.goal_id.uuid)
+        goal = self._goals[key]
         try:
             return self._end(goal, await goal.future)
         finally:
@@ -288,17 +303,10 @@ class GenerateServer:
                     "the node left the active state; activate it and send the goal again",
                     FinishReason.ERROR,
                 )
-            elif goal.handle.is_cancel_requested:
-                goal.fail(
-                    ErrorCode.CANCELED,
-                    "the goal was canceled by its client",
-                    FinishReason.CANCELED,
-                )
             elif halted:
                 goal.fail(ErrorCode.THERMAL_LIMIT, halted, FinishReason.THERMAL)
             else:
-                goal.host = self._host
-                self._host.submit(request, goal.on_event)
+                goal.submit(self._host, request)
 
     def _end(self, goal: ActiveGoal, finish: Finish) -> Generate.Result:
         """Set the terminal state and make the result."""

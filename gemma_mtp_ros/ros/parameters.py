@@ -152,7 +152,7 @@ TABLE: tuple[Spec, ...] = (
         the rest is paused.""", above=0.0, high=1.0),
     _spec("engine.memory_reserve_mib", 256, """MiB left to the rest of the robot: a model that does
         not fit beside it is refused at configure.""", low=0, high=1_048_576),
-    _spec("engine.stall_timeout_s", 10.0, """Seconds without a sign of life while decoding after
+    _spec("engine.stall_timeout_s", 30.0, """Seconds without a sign of life while decoding after
         which the engine is killed and replaced.""", above=0.0, high=3600.0),
     _spec("engine.load_timeout_s", 300.0, """Seconds without a sign of life while loading after
         which configure fails.""", above=0.0, high=86400.0),
