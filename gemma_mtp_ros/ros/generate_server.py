@@ -123,7 +123,7 @@ class ActiveGoal:
 
     def _take(self, event: Started | Piece | Finish | Queued) -> None:
         if isinstance(event, Piece):
-            self._publish(event.text, event.channel, event.token_ids)
+            self._publish(event.text, event.channel, event.token_ids, decided_s=event.decided_s)
             self.feedback(Feedback.STATE_DECODING, event)
             self._server.meter.piece(event)
         elif isinstance(event, Finish):
@@ -140,6 +140,7 @@ class ActiveGoal:
         channel: Channel = Channel.TEXT,
         token_ids: tuple[int, ...] = (),
         finish_reason: FinishReason | None = None,
+        decided_s: float = 0.0,
     ) -> None:
         chunk = self._chunk
         chunk.text = without_nul(text)
@@ -148,7 +149,7 @@ class ActiveGoal:
         if finish_reason is not None:
             chunk.done = True
             chunk.finish_reason = int(finish_reason)
-        self._server.publish(chunk)
+        self._server.publish(chunk, decided_s)
         chunk.seq += 1
         if channel == Channel.TEXT:
             self._text.append(text)
@@ -231,9 +232,11 @@ class GenerateServer:
         """To be called before the node is destroyed, while nothing spins."""
         self._server.destroy()
 
-    def publish(self, chunk: TokenChunk) -> None:
-        """Publish one chunk, stamped now."""
-        chunk.header.stamp = self._stamp().to_msg()
+    def publish(self, chunk: TokenChunk, decided_s: float = 0.0) -> None:
+        """Publish one chunk, stamped with `decided_s` (CLOCK_MONOTONIC) as ROS time; 0: now."""
+        age_ns = int((time.monotonic() - decided_s) * 1e9) if decided_s else 0
+        at_ns = max(self._stamp().nanoseconds - age_ns, 0)
+        chunk.header.stamp.sec, chunk.header.stamp.nanosec = divmod(at_ns, 10**9)
         self._tokens.publish(chunk)
 
     def wake(self) -> None:
