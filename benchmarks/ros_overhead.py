@@ -5,8 +5,7 @@
 Three real processes: engine, node, and this one as action client and subscriber. The node stamps a
 chunk of ~/tokens with the moment at which the engine decided the tokens; the latency is from there
 to the subscriber's callback, on this machine's clock. Nothing is drafted, so each token is a
-message of its own. engine.max_duty_cycle, chosen from the speed at full duty, slows the engine to
-about 100 tokens/s.
+message of its own. engine.max_duty_cycle, chosen by trial, slows the engine to about 100 tokens/s.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ from .common import FEWER, Row, parser, quantile, report
 
 RATE = 100.0
 """Tokens per second of the paced run."""
+ATTEMPTS, CALIBRATION_CHUNKS = 3, 300
 LOAD_S, STEP_S, ANSWER_S = 600.0, 15.0, 120.0
 
 
@@ -79,10 +79,7 @@ def main() -> None:
             to_feedback = goal_to_feedback(driver, instructions)
             to_result = cancel_to_result(driver, instructions)
         status.update(f"{RATE:g} tokens/s: latency and CPU")
-        engine["max_duty_cycle"] = min(1.0, RATE / rate)
-        with serving(parameters) as (driver, node):
-            full_rate(driver, instructions[:2])  # warms up
-            paced = pace(driver, node.pid, itertools.cycle(instructions), options.chunks)
+        paced = paced_run(parameters, rate, instructions, options.chunks)
     round_s = 1.0 / rate
     beyond = [max(0.0, taken - round_s) for taken in to_result]
     report(
@@ -220,6 +217,21 @@ def cancel_to_result(driver: Driver, instructions: Sequence[str]) -> list[float]
     if len(taken) < len(instructions) / 2:
         raise DriveError(f"only {len(taken)} goals were still running when they were canceled")
     return taken
+
+
+def paced_run(
+    parameters: dict[str, Any], rate: float, instructions: Sequence[str], chunks: int
+) -> Paced:
+    """Run at about :data:`RATE`; `rate` is that of full speed. Tries again where it is far off."""
+    duty, questions = RATE / rate, itertools.cycle(instructions)
+    for attempt in range(1, ATTEMPTS + 1):
+        engine = parameters["engine"] | {"max_duty_cycle": min(1.0, duty)}
+        with serving(parameters | {"engine": engine}) as (driver, node):
+            found = pace(driver, node.pid, questions, CALIBRATION_CHUNKS).rate
+            if abs(found / RATE - 1.0) < 0.1 or attempt == ATTEMPTS:
+                return pace(driver, node.pid, questions, chunks)
+        duty *= RATE / found
+    raise AssertionError("the last attempt returns")
 
 
 def pace(driver: Driver, pid: int, instructions: Iterable[str], chunks: int) -> Paced:
