@@ -129,7 +129,7 @@ class SamplingParams(Frozen):
     top_p: float | None = Field(None, gt=0.0, le=1.0)
     top_k: int | None = Field(None, ge=0)
     min_p: float | None = Field(None, ge=0.0, le=1.0)
-    repetition_penalty: float | None = Field(None, gt=0.0, le=100.0)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100.0)
     presence_penalty: float = Field(0.0, ge=-100.0, le=100.0)
     frequency_penalty: float = Field(0.0, ge=-100.0, le=100.0)
     seed: int | None = Field(None, ge=0, lt=2**63)

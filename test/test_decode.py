@@ -167,7 +167,7 @@ def test_context_limit_ends_with_length(engine, cap):
     length = engine.count_tokens(request(prompt).messages, None)
     tokens, finish = run(engine, request(prompt, max_new_tokens=500), cap)
     assert finish.finish_reason == FinishReason.LENGTH
-    assert len(tokens) == engine.config.max_context - length + 1
+    assert len(tokens) == engine.config.max_context - length
     assert tokens == run(engine, request(prompt, max_new_tokens=500), 0)[0]
 
 
@@ -237,6 +237,8 @@ def test_nothing_of_an_abandoned_request_reaches_the_next(engine):
     ("asked", "code", "words"),
     [
         (request("x" * 600), ErrorCode.PROMPT_TOO_LONG, "room for 512 tokens"),
+        (request("x" * 4_000_000), ErrorCode.PROMPT_TOO_LONG, "4000000 bytes"),
+        (request("\ud800", raw=True), ErrorCode.INVALID_GOAL, "no valid text"),
         (request("  "), ErrorCode.INVALID_GOAL, "empty"),
         (Request(id="none"), ErrorCode.INVALID_GOAL, "empty"),
     ],
@@ -256,6 +258,9 @@ def test_the_checkpoint_fills_in_what_the_request_leaves_open(tmp_path):
     engine = load(target, drafter)
     rules = engine._rules(Request(id="a", raw_prompt="x"))
     assert (rules.temperature, rules.top_k, rules.top_p) == (0.5, 7, 0.9)
+    limited = tiny.make_pair(tmp_path / "limited", max_new_tokens=7)
+    tokens, finish = run(load(*limited), request("Hi", max_new_tokens=None, temperature=0.0), 2)
+    assert (len(tokens), finish.finish_reason) == (7, FinishReason.LENGTH)
     own = engine._rules(request(temperature=0.0, top_k=0))
     assert (own.temperature, own.top_k, own.top_p) == (0.0, 0, 0.9)
     for seed in range(3):

@@ -53,7 +53,7 @@ def test_tensor_hash_equals_the_integer_one():
     key = mix64(mix64(2**63 - 1) + 4 * 0x9E3779B97F4A7C15)
     for token in (0, 1, 262_143):
         bits = mix64(key + (token + 1) * 0x9E3779B97F4A7C15)
-        expected = ((bits >> 11) + 0.5) * 2.0**-53
+        expected = ((bits >> 12) + 0.5) * 2.0**-52
         assert uniform(2**63 - 1, 3, 1, torch.tensor([token])).item() == expected
 
 

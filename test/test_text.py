@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemma_mtp_ros.api import CheckpointError, Message, RequestError
+from gemma_mtp_ros.demo import TARGET_DIR
 from gemma_mtp_ros.engine.text import Detokenizer, StopScanner, Text
 
 
@@ -34,6 +35,44 @@ def test_joined_pieces_equal_the_whole_for_any_tokens(text, tokens):
     detokenizer = Detokenizer(text)
     joined = "".join(detokenizer.push(token) for token in tokens) + detokenizer.flush()
     assert joined == text.decode(tokens)
+
+
+@pytest.fixture(scope="module")
+def fallback():
+    """The embedded pair's tokenizer: bytes that are no word fall back to byte tokens."""
+    return Text(TARGET_DIR)
+
+
+@given(st.text(max_size=20))
+def test_byte_fallback_gives_whole_characters(fallback, written):
+    ids = fallback.tokenizer.encode(written, add_special_tokens=False)
+    detokenizer = Detokenizer(fallback)
+    pieces = [detokenizer.push(token) for token in ids]
+    assert "".join(pieces) + detokenizer.flush() == written
+    assert fallback.backend.decode(ids) == written
+
+
+@given(st.lists(st.integers(0, 1279), max_size=40))
+def test_byte_fallback_takes_any_tokens(fallback, tokens):
+    """A spoiled run of bytes takes nothing back: each prefix of tokens gives a prefix of text."""
+    detokenizer = Detokenizer(fallback)
+    shown = ""
+    for at, token in enumerate(tokens):
+        shown += detokenizer.push(token)
+        assert fallback.decode(tokens[: at + 1]).startswith(shown)
+    assert shown + detokenizer.flush() == fallback.decode(tokens)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (["<0x41>", "<0xFF>", "<0x42>"], "A\ufffdB"),
+        (["<0xF0>", "<0x9F>", "<0xA4>", "<0x96>", "<0xF0>", "<0x9F>"], "🤖\ufffd"),
+        (["<0xE4>", "<0xBD>", "<0xA0>", "<eos>", "<0xE5>"], "你\ufffd"),
+    ],
+)
+def test_malformed_bytes_spoil_only_themselves(fallback, tokens, expected):
+    assert fallback.decode(fallback.tokenizer.convert_tokens_to_ids(tokens)) == expected
 
 
 @given(

@@ -51,6 +51,11 @@ def test_lengths_lie_around_window_and_block_borders(engine):
     assert any(length < 256 < length + 12 for length in lengths)
 
 
+def test_what_was_not_compared_is_not_called_verified(tmp_path):
+    engine = load(*tiny.make_pair(tmp_path), max_context=16)
+    assert engine.info.reproducible.startswith("not checked")
+
+
 @given(st.integers(0, 20), st.integers(1, 50), st.integers(1, 50))
 def test_draft_length_keeps_every_bound(cap, tokens_left, context_left):
     k = draft_length(cap, tokens_left, context_left)

@@ -169,7 +169,23 @@ class Engine:
 
         :raises RequestError: as a goal with this prompt would.
         """
-        return len(self.text.encode(messages, raw_prompt))
+        return len(self._encode(messages, raw_prompt))
+
+    def _encode(self, messages: tuple[Message, ...], raw_prompt: str | None) -> list[int]:
+        """Token ids of a prompt; one that cannot fit is refused before it is tokenised.
+
+        Megabytes take seconds to tokenise, in which nothing else would be served.
+        """
+        texts = [m.content for m in messages] if raw_prompt is None else [raw_prompt]
+        size = sum(len(text.encode("utf-8", "replace")) for text in texts)
+        if size > self.context * self.text.longest_token:
+            raise RequestError(
+                f"the prompt has {size} bytes, which do not fit the {self.context} tokens of "
+                "prompt and answer together; shorten it or raise engine.max_context (this model allows "
+                f"{self.target.spec.max_positions})",
+                ErrorCode.PROMPT_TOO_LONG,
+            )
+        return self.text.encode(messages, raw_prompt)
 
     def warm(self, system_prompt: str, poll: Poll) -> None:
         """Run every code path once, over the system prompt where there is one."""
@@ -218,7 +234,7 @@ class Engine:
 
         :raises RequestError: naming the value, the bound and the remedy.
         """
-        prompt = self.text.encode(request.messages, request.raw_prompt)
+        prompt = self._encode(request.messages, request.raw_prompt)
         context = self.context
         if len(prompt) >= context:
             raise RequestError(
@@ -227,9 +243,12 @@ class Engine:
                 f"model allows {self.target.spec.max_positions})",
                 ErrorCode.PROMPT_TOO_LONG,
             )
-        limit = request.sampling.max_new_tokens or self.config.max_new_tokens
-        # The last token of an answer needs no row in the caches.
-        limit = min(limit, context - len(prompt) + 1)
+        limit = (
+            request.sampling.max_new_tokens
+            or self.model.generation.max_new_tokens
+            or self.config.max_new_tokens
+        )
+        limit = min(limit, context - len(prompt))
         return Sequence(request, prompt, self._rules(request), limit, self.text)
 
     def generate(self, request: Request, poll: Poll) -> Iterator[Started | Piece | Finish]:

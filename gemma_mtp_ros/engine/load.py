@@ -44,6 +44,7 @@ class GenerationDefaults:
     top_k: int
     min_p: float
     repetition_penalty: float
+    max_new_tokens: int | None
     eos: frozenset[int]
     suppressed: tuple[int, ...]
 
@@ -99,6 +100,7 @@ def generation_defaults(folder: Path, config: Any) -> GenerationDefaults:
         top_k=int(number("top_k", 0)),
         min_p=number("min_p", 0.0),
         repetition_penalty=number("repetition_penalty", 1.0),
+        max_new_tokens=int(number("max_new_tokens", 0)) or None,
         eos=frozenset(eos),
         suppressed=_ids(getattr(generation, "suppress_tokens", None)),
     )
@@ -177,9 +179,9 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
         torch.set_num_threads(1)
     text = Text(folder)
     generation = generation_defaults(folder, text_config)
-    if text_size(text) > spec.vocab:
+    if text.size > spec.vocab:
         raise CheckpointError(
-            f"the tokenizer of {folder} has {text_size(text)} tokens, more than the vocabulary of "
+            f"the tokenizer of {folder} has {text.size} tokens, more than the vocabulary of "
             f"{spec.vocab}; tokenizer and weights do not belong together"
         )
     weights.progress = progress
@@ -221,8 +223,3 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
     return LoadedModel(
         target, drafter, text, generation, 0 if bos is None else bos, info, suppressed
     )
-
-
-def text_size(text: Text) -> int:
-    """One more than the largest token id of the tokenizer."""
-    return max(text.tokenizer.get_vocab().values(), default=-1) + 1

@@ -78,7 +78,8 @@ def uniform(seed: int, first_index: int, rows: int, ids: torch.Tensor) -> torch.
     keys = [_signed(mix64(mix64(seed) + (first_index + i + 1) * GOLDEN)) for i in range(rows)]
     base = torch.tensor(keys, dtype=torch.int64, device=ids.device)[:, None]
     bits = _mix64_tensor(base + (ids + 1) * _signed(GOLDEN))
-    return (((bits >> 11) & ((1 << 53) - 1)).double() + 0.5) * 2.0**-53
+    # 52 bits: with 53 the largest would round to 1, whose noise is infinite.
+    return (((bits >> 12) & ((1 << 52) - 1)).double() + 0.5) * 2.0**-52
 
 
 def gumbel(seed: int, first_index: int, rows: int, ids: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import codecs
+import json
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,16 @@ from tokenizers.decoders import DecodeStream
 from transformers import AutoTokenizer
 
 from ..api import CheckpointError, Message, RequestError
+
+
+def byte_tokens(vocabulary: Mapping[str, int], tokenizer: str) -> dict[int, bytes]:
+    """Tokens that stand for one byte (``<0x41>``), where the tokenizer's JSON decodes them so."""
+    decoder = json.loads(tokenizer).get("decoder") or {}
+    kinds = [part["type"] for part in decoder.get("decoders", [decoder]) if "type" in part]
+    if "ByteFallback" not in kinds:
+        return {}
+    found = ((re.fullmatch("<0x([0-9A-F]{2})>", token), i) for token, i in vocabulary.items())
+    return {i: bytes.fromhex(match[1]) for match, i in found if match}
 
 
 class Text:
@@ -35,6 +48,13 @@ class Text:
                 f"the tokenizer of {folder} cannot be read ({' '.join(str(error).split())[:300]}); "
                 "download the checkpoint again"
             ) from error
+        # Only a warning for readers of a log, which would take it for one about the goal at hand.
+        self.tokenizer.model_max_length = 1 << 60
+        vocabulary: dict[str, int] = self.tokenizer.get_vocab()
+        self.size = max(vocabulary.values(), default=-1) + 1
+        self.longest_token = max((len(token.encode()) for token in vocabulary), default=1)
+        """Bytes of the longest token: so many bytes of text take one token at least."""
+        self.byte_tokens = byte_tokens(vocabulary, self.backend.to_str())
         self.has_template = bool(self.tokenizer.chat_template)
 
     def encode(self, messages: Sequence[Message], raw_prompt: str | None) -> list[int]:
@@ -43,7 +63,10 @@ class Text:
         :raises RequestError: for an empty prompt, a missing template or one that refuses.
         """
         if raw_prompt is not None:
-            ids = self.tokenizer.encode(raw_prompt, add_special_tokens=True)
+            try:
+                ids = self.tokenizer.encode(raw_prompt, add_special_tokens=True)
+            except (TypeError, ValueError) as error:
+                raise RequestError(f"the prompt is no valid text ({error}); send UTF-8") from error
         else:
             ids = self._apply_template(messages)
         if not ids:
@@ -71,33 +94,46 @@ class Text:
         return list(encoding["input_ids"])
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids, without special tokens."""
-        text: str = self.backend.decode(list(ids), skip_special_tokens=True)
-        return text
+        """Text of token ids, without special tokens, as :class:`Detokenizer` tells it."""
+        detokenizer = Detokenizer(self)
+        return "".join(map(detokenizer.push, ids)) + detokenizer.flush()
 
 
 class Detokenizer:
     """Turns tokens into text as they come, in whole characters.
 
-    The joined pieces equal ``Text.decode`` of all tokens.
+    Bytes that belong to no character become U+FFFD and take nothing else with them. The
+    tokenizer's own decoder renders a whole run of byte tokens anew when a later byte spoils it,
+    so what it showed before would have to be taken back: runs of bytes are decoded here.
     """
 
     def __init__(self, text: Text) -> None:
         self.text = text
         self.stream = DecodeStream(skip_special_tokens=True)
+        self.utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self.ids: list[int] = []
         self.sent = 0
 
     def push(self, token: int) -> str:
         """Text that this token completes; empty while a character is unfinished."""
+        byte = self.text.byte_tokens.get(token)
+        if byte is not None:
+            return self.utf8.decode(byte)
+        before = self._end_run()
         self.ids.append(token)
         piece: str = self.stream.step(self.text.backend, token) or ""
         self.sent += len(piece)
-        return piece
+        return before + piece
 
     def flush(self) -> str:
-        """What is left at the end: an unfinished character, as the tokenizer shows it."""
-        return self.text.decode(self.ids)[self.sent :] if self.ids else ""
+        """What is left at the end: an unfinished character, as U+FFFD."""
+        whole = self.text.backend.decode(self.ids, skip_special_tokens=True) if self.ids else ""
+        return whole[self.sent :] + self._end_run()
+
+    def _end_run(self) -> str:
+        left = self.utf8.decode(b"", True)
+        self.utf8.reset()
+        return left
 
 
 class StopScanner:

@@ -186,6 +186,7 @@ class Worker:
         self.link.send(answer)
 
     def _generate(self, request: Request) -> None:
+        self.link.block.beat(Stage.PREFILL)
         poll = Poll(self, request)
         started: Started | None = None
         pieces: list[Piece] = []

@@ -53,6 +53,8 @@ TOKENS_QOS = QoSProfile(
     depth=1000, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.VOLATILE
 )
 FEEDBACK_QOS = QoSProfile(depth=100)
+SERVICE_QOS = QoSProfile(depth=1000)
+"""Requests of a burst that wait for the executor; the default drops all but the latest ten."""
 
 Feedback = Generate.Feedback
 
@@ -204,6 +206,9 @@ class GenerateServer:
             goal_callback=self._on_goal,
             handle_accepted_callback=self._on_accepted,
             cancel_callback=self._on_cancel,
+            goal_service_qos_profile=SERVICE_QOS,
+            cancel_service_qos_profile=SERVICE_QOS,
+            result_service_qos_profile=SERVICE_QOS,
             feedback_pub_qos_profile=FEEDBACK_QOS,
             result_timeout=RESULT_TIMEOUT_S,
         )

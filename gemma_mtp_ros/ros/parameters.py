@@ -123,7 +123,7 @@ TABLE: tuple[Spec, ...] = (
     _spec("sampling.min_p", -1.0, """0: off; -1: the checkpoint's generation_config.""",
         when=LIVE, low=0.0, high=1.0, special=-1),
     _spec("sampling.repetition_penalty", -1.0, """1: off; -1: the checkpoint's
-        generation_config.""", when=LIVE, above=0.0, high=100.0, special=-1),
+        generation_config.""", when=LIVE, low=0.01, high=100.0, special=-1),
     _spec("sampling.seed", -1, """-1: drawn at random for each goal; the result says which.""",
         when=LIVE, low=0, high=2**63 - 1, special=-1),
     # Drafting.
