@@ -181,8 +181,8 @@ class Engine:
         if size > self.context * self.text.longest_token:
             raise RequestError(
                 f"the prompt has {size} bytes, which do not fit the {self.context} tokens of "
-                "prompt and answer together; shorten it or raise engine.max_context (this model allows "
-                f"{self.target.spec.max_positions})",
+                "prompt and answer together; shorten it or raise engine.max_context (this "
+                f"model allows {self.target.spec.max_positions})",
                 ErrorCode.PROMPT_TOO_LONG,
             )
         return self.text.encode(messages, raw_prompt)
