@@ -29,13 +29,13 @@ from gemma_mtp_ros.action import Generate
 from gemma_mtp_ros.demo.corpus import held_out
 from gemma_mtp_ros.models import resolve_pair
 from gemma_mtp_ros.msg import TokenChunk
-from gemma_mtp_ros.ros.driver import DriveError, Driver, Goal, NodeProcess
+from gemma_mtp_ros.ros.driver import DriveError, Driver, Goal, NodeProcess, own_namespace
 
 from .common import FEWER, Row, parser, quantile, report
 
 RATE = 100.0
 """Tokens per second of the paced run."""
-ATTEMPTS, CALIBRATION_CHUNKS = 3, 300
+ATTEMPTS, CALIBRATION_CHUNKS = 4, 400
 LOAD_S, STEP_S, ANSWER_S = 600.0, 15.0, 120.0
 
 
@@ -125,9 +125,9 @@ def serving(parameters: dict[str, Any]) -> Iterator[tuple[Driver, NodeProcess]]:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         file = Path(folder) / "params.yaml"
         file.write_text(yaml.safe_dump({"/**": {"ros__parameters": parameters}}))
-        driver = Driver()
+        driver = Driver(own_namespace())
         stack.callback(driver.close)
-        node = NodeProcess(file)
+        node = NodeProcess(file, own_namespace())
         stack.callback(node.stop)
         driver.check = node.check
         try:
@@ -228,7 +228,7 @@ def paced_run(
         engine = parameters["engine"] | {"max_duty_cycle": min(1.0, duty)}
         with serving(parameters | {"engine": engine}) as (driver, node):
             found = pace(driver, node.pid, questions, CALIBRATION_CHUNKS).rate
-            if abs(found / RATE - 1.0) < 0.1 or attempt == ATTEMPTS:
+            if abs(found / RATE - 1.0) < 0.05 or attempt == ATTEMPTS:
                 return pace(driver, node.pid, questions, chunks)
         duty *= RATE / found
     raise AssertionError("the last attempt returns")

@@ -27,7 +27,14 @@ from gemma_mtp_ros.action import Generate
 from gemma_mtp_ros.api import Stats
 from gemma_mtp_ros.demo.evaluate import extract_plan
 from gemma_mtp_ros.msg import GenerationStats, TokenChunk
-from gemma_mtp_ros.ros.driver import LOOK_S, DriveError, Driver, NodeProcess, level_name
+from gemma_mtp_ros.ros.driver import (
+    LOOK_S,
+    DriveError,
+    Driver,
+    NodeProcess,
+    level_name,
+    own_namespace,
+)
 from gemma_mtp_ros.terminal import AnswerPrinter, plan_table, statistics, visible
 
 INSTRUCTIONS = (
@@ -86,19 +93,12 @@ def _default_params() -> Path:
 
 
 def _demo(console: Console, params_file: Path, instructions: Sequence[str]) -> None:
-    own_domain = "ROS_DOMAIN_ID" not in os.environ
-    if own_domain:
-        os.environ["ROS_DOMAIN_ID"] = str(1 + os.getpid() % 100)
+    os.environ.setdefault("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
     os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
     with contextlib.ExitStack() as stack:
-        driver = Driver()
+        driver = Driver(own_namespace())
         stack.callback(driver.close)
-        if not own_domain and driver.sees_node(within_s=1.0):
-            raise DriveError(
-                f"ROS_DOMAIN_ID {os.environ['ROS_DOMAIN_ID']} has a node named gemma_mtp already; "
-                "stop that one, or unset ROS_DOMAIN_ID"
-            )
-        node = NodeProcess(params_file)
+        node = NodeProcess(params_file, own_namespace())
         stack.callback(node.stop)
         driver.check = node.check
         try:
@@ -123,6 +123,7 @@ def _walk(console: Console, driver: Driver, node: NodeProcess, instructions: Seq
         _note(console, "tokens of one colour in a row came from one pass of the target")
     for instruction in instructions:
         _ask(console, driver, instruction)
+    console.print()
     for name, done in (
         ("deactivate", "no more goals"),
         ("cleanup", "the engine process is gone"),
@@ -153,7 +154,7 @@ def _step(console: Console, name: str, done: str) -> Iterator[Callable[[str], No
 def _ask(console: Console, driver: Driver, instruction: str) -> None:
     """Send one goal; print the tokens as they arrive, then the plan and the statistics."""
     console.print()
-    console.print(Text(f"> {visible(instruction)}", "bold"))
+    console.print(Text(f"> {visible(instruction)}", "bold"), soft_wrap=True)
     chunks: queue.SimpleQueue[TokenChunk] = queue.SimpleQueue()
     goal = driver.send(Generate.Goal(prompt=instruction), chunks.put)
     driver.wait_accepted(goal, STEP_S)

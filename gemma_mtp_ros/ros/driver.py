@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import os
 import signal
 import subprocess
 import sys
@@ -36,6 +37,12 @@ from gemma_mtp_ros.msg import PowerState, TokenChunk
 
 NODE_NAME = "gemma_mtp"
 
+
+def own_namespace() -> str:
+    """A namespace for a node of this process, so that it meets no other node of the same name."""
+    return f"/driven_by_{os.getpid()}"
+
+
 TRANSITIONS = {
     "configure": Transition.TRANSITION_CONFIGURE,
     "activate": Transition.TRANSITION_ACTIVATE,
@@ -58,12 +65,12 @@ class DriveError(Exception):
 class NodeProcess:
     """The node as a process of its own, in this process group: Ctrl-C reaches it too."""
 
-    def __init__(self, params_file: Path) -> None:
-        """Start it; what it writes is kept, the last lines of it."""
+    def __init__(self, params_file: Path, namespace: str) -> None:
+        """Start it in a namespace; what it writes is kept, the last lines of it."""
         self._popen = subprocess.Popen(
             [
                 *(sys.executable, "-u", "-m", "gemma_mtp_ros.ros.node"),
-                *("--ros-args", "--params-file", str(params_file)),
+                *("--ros-args", "--params-file", str(params_file), "-r", f"__ns:={namespace}"),
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -117,30 +124,30 @@ class Goal:
 
 
 class Driver:
-    """A client of the node, with an executor thread of its own.
+    """A client of the node in a namespace, with an executor thread of its own.
 
     `check` raises while something waits and the node is gone.
     """
 
-    def __init__(self, name: str = NODE_NAME) -> None:
+    def __init__(self, namespace: str) -> None:
         self.check: Callable[[], None] = lambda: None
         self.power: PowerState | None = None
         self.engine_status = ""
-        self._name = name
+        self._name = f"{namespace}/{NODE_NAME}"
         self._on_chunks: dict[bytes, Callable[[TokenChunk], None]] = {}
         self._context = rclpy.Context()
         rclpy.init(args=[], context=self._context, signal_handler_options=SignalHandlerOptions.NO)
         node = rclpy.create_node(
-            "driver_of_" + name, context=self._context, start_parameter_services=False
+            "driver", namespace=namespace, context=self._context, start_parameter_services=False
         )
         self._node = node
-        self._change_state = node.create_client(ChangeState, f"/{name}/change_state")
-        self._generate = ActionClient(node, Generate, f"/{name}/generate")
+        self._change_state = node.create_client(ChangeState, f"{self._name}/change_state")
+        self._generate = ActionClient(node, Generate, f"{self._name}/generate")
         latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
-        node.create_subscription(PowerState, f"/{name}/power", self._on_power, latched)
+        node.create_subscription(PowerState, f"{self._name}/power", self._on_power, latched)
         node.create_subscription(DiagnosticArray, "/diagnostics", self._on_diagnostics, 10)
         self._tokens = node.create_subscription(
-            TokenChunk, f"/{name}/tokens", self._on_chunk, QoSProfile(depth=1000)
+            TokenChunk, f"{self._name}/tokens", self._on_chunk, QoSProfile(depth=1000)
         )
         self._executor = SingleThreadedExecutor(context=self._context)
         self._executor.add_node(node)
@@ -154,13 +161,6 @@ class Driver:
         self._generate.destroy()
         self._node.destroy_node()
         self._context.try_shutdown()
-
-    def sees_node(self, within_s: float) -> bool:
-        """Whether there is a node of this name already."""
-        with contextlib.suppress(DriveError):
-            self._until(lambda: self._name in self._node.get_node_names(), within_s, "")
-            return True
-        return False
 
     def wait_for_node(self, timeout_s: float) -> None:
         """Wait until services, action and topics of the node are matched with this client.
@@ -286,7 +286,7 @@ class Driver:
 
     def _on_diagnostics(self, array: DiagnosticArray) -> None:
         for status in array.status:
-            if status.name == f"{self._name}: engine":
+            if status.name == f"{self._name.lstrip('/')}: engine":
                 self.engine_status = status.message
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from driver import Driver
 
 REPOSITORY = Path(__file__).parent.parent.parent
 
@@ -23,10 +24,9 @@ def start(folder: Path, parameters: dict[str, Any], *arguments: str) -> subproce
     file = folder / "params.yaml"
     file.write_text(yaml.safe_dump({"/**": {"ros__parameters": parameters}}))
     path = f"{REPOSITORY}:{os.environ.get('PYTHONPATH', '')}"
-    environment = {name: value for name, value in os.environ.items() if name != "ROS_DOMAIN_ID"}
     return subprocess.Popen(
         [sys.executable, "-m", "gemma_mtp_ros.ros.demo", "--params-file", str(file), *arguments],
-        env=environment | {"PYTHONPATH": path},
+        env=os.environ | {"PYTHONPATH": path},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -38,8 +38,11 @@ def limited(parameters: dict[str, Any], tokens: int) -> dict[str, Any]:
 
 
 def test_three_instructions_are_answered_and_the_node_ends(
-    tmp_path: Path, parameters: dict[str, Any]
+    tmp_path: Path,
+    parameters: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv("ROS_DOMAIN_ID", raising=False)
     process = start(tmp_path, limited(parameters, 12))
     out, err = process.communicate()
     assert (process.returncode, err) == (0, "")
@@ -52,6 +55,17 @@ def test_three_instructions_are_answered_and_the_node_ends(
         assert out.count(name) == 3
     node = int(re.findall(r"process (\d+)", out)[0])
     assert not psutil.pid_exists(node)
+
+
+@pytest.mark.usefixtures("active")
+def test_another_node_of_that_name_is_left_alone(
+    tmp_path: Path, parameters: dict[str, Any], driver: Driver
+) -> None:
+    process = start(tmp_path, limited(parameters, 4), "--prompt", "hello")
+    out, err = process.communicate()
+    assert (process.returncode, err) == (0, "")
+    assert out.count("tokens/s") == 1
+    assert driver.state() == "active"
 
 
 def test_a_node_that_cannot_load_is_explained(tmp_path: Path, parameters: dict[str, Any]) -> None:
