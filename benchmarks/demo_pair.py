@@ -28,6 +28,7 @@ def main() -> None:
     options_parser.add_argument("--drafter", default="")
     options_parser.add_argument("--instructions", type=int, default=200)
     options_parser.add_argument("--show", action="store_true", help="print what is wrong")
+    options_parser.set_defaults(threads=1)  # what the engine takes for so small a model
     options = options_parser.parse_args()
 
     import torch
