@@ -321,6 +321,7 @@ class Target:
         first_shared = self.spec.first_shared
         past = min(position, self.spec.window - 1)
         fresh: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        masks: dict[tuple[int, bool, int], torch.Tensor] = {}
         begin = position
         for i, layer in enumerate(self.layers):
             if i == first_shared:
@@ -340,11 +341,11 @@ class Target:
             else:
                 q = rotate(qkv, angles)
             k_seen, v_seen = fresh[spec.kv_source]
-            mask = group_mask(
-                self._chunk_mask(begin, rows, end - k_seen.shape[1], spec.sliding),
-                heads // spec.kv_heads,
-            )
-            mixed = attend(q, k_seen, v_seen, mask)
+            kind = (begin, spec.sliding, heads // spec.kv_heads)
+            if kind not in masks:
+                seen = self._chunk_mask(begin, rows, end - k_seen.shape[1], spec.sliding)
+                masks[kind] = group_mask(seen, heads // spec.kv_heads)
+            mixed = attend(q, k_seen, v_seen, masks[kind])
             x = layer.post_attention_norm.add_to(x, attention.out(mixed))
             x = layer.feed_forward(x, None if ple is None else ple[i])
         cache.commit(end)
