@@ -59,6 +59,7 @@ class _Entry:
     )
     end: Cancel | None = None
     end_sent: bool = False
+    resent: bool = False
 
     @property
     def arrived_s(self) -> float:
@@ -101,6 +102,7 @@ class Backlog:
         )
         self._waiting: list[_Entry] = []
         self._running: _Entry | None = None
+        self._abandoned: str | None = None
         self._outbox: collections.deque[tuple[Sink, Event]] = collections.deque()
 
     # Called by any thread.
@@ -148,9 +150,9 @@ class Backlog:
 
     @property
     def running_id(self) -> str | None:
-        """The request that the engine holds."""
+        """The request that the engine holds, or has yet to end after its client was told."""
         with self._lock:
-            return None if self._running is None else self._running.request.id
+            return self._abandoned if self._running is None else self._running.request.id
 
     @property
     def depth(self) -> int:
@@ -180,12 +182,12 @@ class Backlog:
     def next(self) -> bytes | None:
         """Make the first in the queue the running one; return its frame. None: nothing to do."""
         with self._lock:
-            if not self._ready or self._running is not None or not self._waiting:
+            busy = self._running is not None or self._abandoned is not None
+            if not self._ready or busy or not self._waiting:
                 return None
             entry = self._running = self._waiting.pop(0)
             entry.sent_s = time.monotonic()
-            frame, entry.frame = entry.frame, b""
-            return frame
+            return entry.frame
 
     def next_cancel(self) -> Cancel | None:
         """Return the message that ends the running request; None if it was sent, or none is due."""
@@ -197,23 +199,41 @@ class Backlog:
             return entry.end
 
     def overdue(self, now_s: float) -> str | None:
-        """Return the running request if it should have ended: late, or told to end."""
+        """Return the request that the engine should have ended by now: late, or told to end."""
         with self._lock:
+            if self._abandoned is not None:
+                return self._abandoned
             entry = self._running
             if entry is None or (entry.end is None and _deadline(entry) > now_s):
                 return None
             return entry.request.id
 
+    def abandon(self) -> None:
+        """End the overdue request with its own reason and the text so far.
+
+        The engine did not, so it stays busy until it ends the request too, or is lost; what it
+        still says of it is dropped.
+        """
+        with self._lock:
+            entry = self._running
+            if entry is not None:
+                self._running, self._abandoned = None, entry.request.id
+                self._end_for_its_reason(entry)
+
     def started(self, event: Started) -> None:
         """The engine began."""
         with self._lock:
+            if event.request_id == self._abandoned:
+                return
             entry = self._held(event.request_id)
-            entry.started = event
+            entry.started, entry.frame = event, b""
             self._outbox.append((entry.sink, event))
 
     def piece(self, event: Piece) -> None:
         """The engine decided one more piece."""
         with self._lock:
+            if event.request_id == self._abandoned:
+                return
             entry = self._held(event.request_id)
             entry.latest = event
             entry.text[event.channel].append(event.text)
@@ -224,16 +244,30 @@ class Backlog:
     def finish(self, event: Finish) -> None:
         """The engine ended the running request."""
         with self._lock:
+            if event.request_id == self._abandoned:
+                self._abandoned = None
+                return
             entry = self._held(event.request_id)
             self._running = None
             self._outbox.append((entry.sink, event))
 
     def lost(self, code: ErrorCode, message: str) -> None:
-        """The engine is gone: end the running request with what it said so far."""
+        """The engine is gone: end the running request with what it said so far.
+
+        One that the engine had not begun goes back to the head of the queue, once: it may be what
+        the engine died of.
+        """
         with self._lock:
-            entry, self._running = self._running, None
+            entry, self._running, self._abandoned = self._running, None, None
             self._ready = False
-            if entry is not None:
+            if entry is None:
+                return
+            if entry.end is not None or _deadline(entry) <= time.monotonic():
+                self._end_for_its_reason(entry)
+            elif entry.started is None and entry.latest is None and not entry.resent:
+                entry.resent, entry.sent_s = True, None
+                self._waiting.insert(0, entry)
+            else:
                 self._end(entry, FinishReason.ERROR, code, message)
 
     def expire(self, now_s: float) -> None:
@@ -259,7 +293,7 @@ class Backlog:
     def announce(self) -> None:
         """Tell those in the queue where they stand, where that has changed."""
         with self._lock:
-            before = 0 if self._running is None else 1
+            before = 0 if self._running is None and self._abandoned is None else 1
             for position, entry in enumerate(self._waiting, before):
                 event = Queued(
                     request_id=entry.request.id, position=position, loading=not self._ready
@@ -291,7 +325,8 @@ class Backlog:
                 ErrorCode.INVALID_GOAL,
                 f"a request with the id {request.id!r} is not yet ended; give each its own",
             )
-        room = self._queue_size + (1 if self._ready and self._running is None else 0)
+        idle = self._ready and self._running is None and self._abandoned is None
+        room = self._queue_size + (1 if idle else 0)
         if len(self._waiting) >= room:
             return (
                 ErrorCode.QUEUE_FULL,
@@ -329,6 +364,19 @@ class Backlog:
             }
         )
         self._outbox.append((entry.sink, finish))
+
+    def _end_for_its_reason(self, entry: _Entry) -> None:
+        """End an entry that was told to end, or is late."""
+        end = entry.end
+        if end is not None:
+            self._end(entry, end.finish_reason, end.error_code, end.error_msg)
+        else:
+            self._end(
+                entry,
+                FinishReason.TIMEOUT,
+                ErrorCode.TIMEOUT,
+                "the goal's timeout passed while it ran; allow more time or ask for fewer tokens",
+            )
 
     def _held(self, request_id: str) -> _Entry:
         entry = self._running

@@ -212,6 +212,7 @@ class Supervisor:
                 while frame := self._calls.next(idle=self._backlog.running_id is None):
                     process.send_frame(frame)
                 if not self._calls.warming and (frame := self._backlog.next()):
+                    process.last_line = ""  # of an earlier goal, no word on how this one ends
                     process.send_frame(frame)
                 if cancel := self._backlog.next_cancel():
                     process.send(cancel)
@@ -290,6 +291,8 @@ class Supervisor:
                 now_s, process.block.heartbeat(), self._backlog.overdue(now_s)
             ):
                 self._lose(f"{why} and was killed while {process.stage().name.lower()}")
+            elif self._vigil.end_due:
+                self._backlog.abandon()
         if self._dying and process.ended(0.0):
             self._bury(process)
 

@@ -11,6 +11,10 @@ import threading
 
 POLL_S = 0.5
 """Longest time between two looks at the engine's heartbeat."""
+END_GRACE_S = 1.5
+"""How long the engine may take to end a goal that it has to, before the host ends it itself.
+
+A round, and a prefill chunk on a slow board, take less; so this is for an engine that hangs."""
 MAX_BACKOFF_S = 5.0
 
 
@@ -49,6 +53,7 @@ class Vigil:
         self._beat_s = 0.0
         self._overdue: str | None = None
         self._overdue_s = 0.0
+        self._end_grace_s = min(END_GRACE_S, stall_timeout_s / 2)
         self.loading = True
 
     def began(self, now_s: float) -> None:
@@ -84,6 +89,13 @@ class Vigil:
             limit_s = self._stall_timeout_s
             return f"did not end a goal {limit_s:g} s after it had to (engine.stall_timeout_s)"
         return None
+
+    @property
+    def end_due(self) -> bool:
+        """Whether the goal that is overdue has to be ended without the engine."""
+        if self._overdue is None:
+            return False
+        return self._clock.seen_s - self._overdue_s >= self._end_grace_s
 
 
 class Restarts:

@@ -121,6 +121,7 @@ def test_positions_are_told_once_and_again_when_they_change() -> None:
     backlog.next()
     assert announced("a") == [(0, True)]
     assert announced("b") == [(1, True), (1, False)]
+    backlog.started(Started(request_id="a", prompt_tokens=1))
     backlog.lost(ErrorCode.ENGINE_LOST, "gone")
     assert announced("b") == [(1, True), (1, False), (0, True)]
 
@@ -144,6 +145,52 @@ def test_a_lost_engine_ends_the_running_request_with_what_it_said() -> None:
     assert 0 < stats.ttft_s <= stats.total_s
     assert backlog.next() is None
     backlog.set_ready(True)
+    assert sent_id(backlog.next()) == "b"
+
+
+def test_a_request_that_a_lost_engine_had_not_begun_is_sent_once_more() -> None:
+    backlog = open_backlog()
+    told: list[Event] = []
+    backlog.submit(Request(id="a"), told.append)
+    backlog.submit(Request(id="b"), lambda event: None)
+    for _ in range(2):
+        assert sent_id(backlog.next()) == "a"
+        backlog.lost(ErrorCode.ENGINE_LOST, "gone")
+        backlog.set_ready(True)
+    assert sent_id(backlog.next()) == "b"
+    backlog.deliver()
+    assert ended(told).error_code is ErrorCode.ENGINE_LOST
+
+
+def test_a_request_told_to_end_ends_so_when_the_engine_is_lost() -> None:
+    backlog = open_backlog()
+    told: list[Event] = []
+    backlog.submit(Request(id="a"), told.append)
+    backlog.next()
+    backlog.cancel("a", *CANCEL)
+    backlog.lost(ErrorCode.ENGINE_LOST, "gone")
+    backlog.deliver()
+    assert ended(told).finish_reason is FinishReason.CANCELED
+
+
+def test_an_abandoned_request_ends_with_its_reason_and_the_engine_stays_busy() -> None:
+    backlog = open_backlog()
+    told: list[Event] = []
+    backlog.submit(Request(id="a"), told.append)
+    backlog.submit(Request(id="b"), lambda event: None)
+    backlog.next()
+    backlog.started(Started(request_id="a", prompt_tokens=5))
+    backlog.piece(piece("a", "Hel", 1))
+    backlog.cancel("a", *CANCEL)
+    backlog.abandon()
+    backlog.deliver()
+    assert (ended(told).finish_reason, ended(told).text) == (FinishReason.CANCELED, "Hel")
+    assert backlog.next() is None
+    assert backlog.running_id == backlog.overdue(0.0) == "a"
+    backlog.piece(piece("a", "lo", 2))
+    backlog.finish(finish("a"))
+    backlog.deliver()
+    assert ended(told).text == "Hel"
     assert sent_id(backlog.next()) == "b"
 
 
@@ -293,9 +340,21 @@ class Interleavings(RuleBasedStateMachine):
             assert self.ready
             assert self.holds is None
             self.holds = sent_id(frame)
-            self.backlog.started(Started(request_id=self.holds, prompt_tokens=1))
+            self.begun = False
 
-    @precondition(lambda self: self.holds)
+    @precondition(lambda self: self.holds and not self.begun)
+    @rule()
+    def begin(self) -> None:
+        assert self.holds is not None
+        self.begun = True
+        self.backlog.started(Started(request_id=self.holds, prompt_tokens=1))
+
+    @rule()
+    def abandon(self) -> None:
+        if self.backlog.overdue(self.now_s):
+            self.backlog.abandon()
+
+    @precondition(lambda self: self.holds and self.begun)
     @rule()
     def answer(self) -> None:
         assert self.holds is not None
@@ -340,12 +399,13 @@ class Interleavings(RuleBasedStateMachine):
 
     @invariant()
     def the_queue_is_bounded(self) -> None:
-        assert self.backlog.depth <= 4
+        assert self.backlog.depth <= 4 + 1  # one that a lost engine had not begun
 
     def teardown(self) -> None:
         self.backlog.close(ErrorCode.NOT_ACTIVE, "stopped")
         self.backlog.lost(ErrorCode.NOT_ACTIVE, "stopped")
         self.backlog.deliver()
+        assert self.backlog.running_id is None
         assert all(isinstance(events[-1], Finish) for events in self.told.values())
         self.one_finish_and_it_is_last()
 

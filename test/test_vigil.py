@@ -69,6 +69,17 @@ def test_an_engine_that_beats_but_does_not_end_its_goal_is_lost() -> None:
     assert "did not end a goal 2 s after it had to" in (found[5] or "")
 
 
+def test_the_host_ends_an_overdue_goal_itself_after_a_grace() -> None:
+    vigil = loaded_vigil()
+    due = []
+    for i in range(4):
+        vigil.look(0.5 * (i + 1), i, "a")
+        due.append(vigil.end_due)
+    assert due == [False, False, True, True]
+    vigil.look(2.5, 5, None)
+    assert not vigil.end_due
+
+
 def test_each_goal_has_the_whole_time_to_end() -> None:
     looks = [(i, "a") for i in range(5)] + [(i, "b") for i in range(5, 10)]
     assert watch(loaded_vigil(), 0.0, looks) == [None] * 10
