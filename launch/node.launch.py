@@ -60,5 +60,5 @@ def start(context):
 def truth(name, text):
     """The boolean that `text` says."""
     if text.lower() not in ("true", "false", "1", "0"):
-        raise ValueError(f"{name}:={text} is no boolean; give true or false")
+        raise ValueError(f"{name}:={text} is not a boolean; give true or false")
     return text.lower() in ("true", "1")

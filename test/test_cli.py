@@ -190,7 +190,8 @@ def test_demo_is_the_embedded_pair() -> None:
     embedded = str(demo.TARGET_DIR), str(demo.DRAFTER_DIR)
     assert resolve_pair("demo", "") == resolve_pair("demo", "demo") == embedded
     assert resolve_pair("demo", "other") == (embedded[0], "other")
-    assert resolve_pair("other", "") == ("other", "")
+    assert resolve_pair("other", "") == resolve_pair("other", "none") == ("other", "")
+    assert resolve_pair("demo", "none") == (embedded[0], "")
 
 
 def test_the_embedded_pair_plans(capsys: pytest.CaptureFixture[str]) -> None:

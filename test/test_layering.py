@@ -45,7 +45,7 @@ ALLOWED = {
 # the module of a command, and whatever is heavy, inside a function.
 ALLOWED_LAZILY = {"cli": {"host", "engine", "telemetry", "ros", "demo", "generated"}}
 # The embedded pair: where it lies, and how its plans are read. Neither loads anything heavy.
-EXCEPTIONS = {("models", "demo"), ("ros.demo", "demo"), ("ros.settings", "demo")}
+EXCEPTIONS = {("models", "demo"), ("ros.demo", "demo")}
 
 ROS = {"action_msgs", "builtin_interfaces", "diagnostic_msgs", "lifecycle_msgs", "rcl_interfaces"}
 ROS |= {"rclpy", "sensor_msgs", "std_msgs", "unique_identifier_msgs", "ament_index_python", "bond"}

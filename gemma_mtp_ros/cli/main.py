@@ -67,8 +67,8 @@ def parser() -> Parser:
         "--drafter",
         default="",
         metavar="NAME",
-        help="the MTP drafter of this target, named like --model (default: none; the embedded "
-        "one with --model demo)",
+        help="the MTP drafter of this target, named like --model; none: no drafts (default: the "
+        "embedded one with --model demo, else none)",
     )
     ask.add_argument("--system", default="", metavar="TEXT", help="system prompt")
     ask.add_argument(

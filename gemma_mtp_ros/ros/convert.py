@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import enum
 import math
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from builtin_interfaces.msg import Time
 from pydantic import ValidationError
+from rclpy.clock import Clock
 
 from gemma_mtp_ros import msg
 from gemma_mtp_ros.action import Generate
@@ -234,10 +236,9 @@ def generation_stats(stats: Stats) -> msg.GenerationStats:
     )
 
 
-def power_state(reading: Reading, decision: Decision, stamp: Time) -> msg.PowerState:
-    """What ~/power says; `stamp` is the time of the reading."""
+def power_state(reading: Reading, decision: Decision) -> msg.PowerState:
+    """What ~/power says, without the stamp."""
     state = msg.PowerState()
-    state.header.stamp = stamp
     state.level = int(decision.level)
     state.reason = decision.reason
     state.hottest_zone = reading.hottest_zone or ""
@@ -252,6 +253,15 @@ def power_state(reading: Reading, decision: Decision, stamp: Time) -> msg.PowerS
     state.pause_s = decision.pause_s
     state.source = "" if reading.source == "none" else reading.source
     return state
+
+
+def set_stamp(stamp: Time, clock: Clock, at_s: float) -> None:
+    """Set `stamp` to the time of `clock` at `at_s`, a past moment of CLOCK_MONOTONIC; at least 0.
+
+    In place, as it is done for each token.
+    """
+    age_ns = int((time.monotonic() - at_s) * 1e9)
+    stamp.sec, stamp.nanosec = divmod(max(clock.now().nanoseconds - age_ns, 0), 10**9)
 
 
 def known(value: float | None) -> float:

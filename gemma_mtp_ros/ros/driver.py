@@ -27,13 +27,13 @@ from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState
 from rclpy.action import ActionClient
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
-from rclpy.qos import DurabilityPolicy, QoSProfile
 from rclpy.signals import SignalHandlerOptions
 from rclpy.task import Future
 from unique_identifier_msgs.msg import UUID
 
 from gemma_mtp_ros.action import Generate
 from gemma_mtp_ros.msg import PowerState, TokenChunk
+from gemma_mtp_ros.ros import qos
 
 NODE_NAME = "gemma_mtp"
 
@@ -143,11 +143,10 @@ class Driver:
         self._node = node
         self._change_state = node.create_client(ChangeState, f"{self._name}/change_state")
         self._generate = ActionClient(node, Generate, f"{self._name}/generate")
-        latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
-        node.create_subscription(PowerState, f"{self._name}/power", self._on_power, latched)
+        node.create_subscription(PowerState, f"{self._name}/power", self._on_power, qos.STATE)
         node.create_subscription(DiagnosticArray, "/diagnostics", self._on_diagnostics, 10)
         self._tokens = node.create_subscription(
-            TokenChunk, f"{self._name}/tokens", self._on_chunk, QoSProfile(depth=1000)
+            TokenChunk, f"{self._name}/tokens", self._on_chunk, qos.TOKENS
         )
         self._executor = SingleThreadedExecutor(context=self._context)
         self._executor.add_node(node)

@@ -19,7 +19,6 @@ from rclpy.action import ActionServer, CancelResponse, GoalResponse
 from rclpy.callback_groups import CallbackGroup
 from rclpy.duration import Duration
 from rclpy.node import Node
-from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from rclpy.task import Future
 
 from gemma_mtp_ros.action import Generate
@@ -36,11 +35,13 @@ from gemma_mtp_ros.api import (
 )
 from gemma_mtp_ros.host import EngineHost
 from gemma_mtp_ros.msg import TokenChunk
+from gemma_mtp_ros.ros import qos
 from gemma_mtp_ros.ros.convert import (
     Outcome,
     outcome,
     request_from_goal,
     result_from_finish,
+    set_stamp,
     without_nul,
 )
 from gemma_mtp_ros.ros.meter import Meter
@@ -48,13 +49,6 @@ from gemma_mtp_ros.ros.settings import Settings
 
 RESULT_TIMEOUT_S = 120
 """How long a result is kept for its client after the goal ended."""
-
-TOKENS_QOS = QoSProfile(
-    depth=1000, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.VOLATILE
-)
-FEEDBACK_QOS = QoSProfile(depth=100)
-SERVICE_QOS = QoSProfile(depth=1000)
-"""Requests of a burst that wait for the executor; the default drops all but the latest ten."""
 
 Feedback = Generate.Feedback
 
@@ -72,6 +66,7 @@ class ActiveGoal:
         self._server = server
         self._lock = threading.Lock()
         self._chunk = TokenChunk(goal_id=handle.goal_id)
+        self._feedback = Feedback()
         self._text: list[str] = []
         self._ended = False
 
@@ -115,9 +110,10 @@ class ActiveGoal:
 
     def feedback(self, state: int, piece: Piece | None = None) -> None:
         """Publish feedback: the state, and what the latest round brought."""
-        message = Feedback(state=state)
+        message = self._feedback
+        message.state = state
+        message.text_delta = "" if piece is None else without_nul(piece.text)
         if piece is not None:
-            message.text_delta = without_nul(piece.text)
             message.completion_tokens = piece.completion_tokens
             message.tokens_per_second = piece.tokens_per_second
             message.draft_length = piece.draft_length
@@ -193,9 +189,9 @@ class GenerateServer:
         self._model = ""
         self._goals: dict[bytes, ActiveGoal] = {}
         self._idle = threading.Condition()
-        self._stamp = node.get_clock().now
+        self._clock = node.get_clock()
         self._tokens = node.create_publisher(
-            TokenChunk, "~/tokens", TOKENS_QOS, callback_group=group
+            TokenChunk, "~/tokens", qos.TOKENS, callback_group=group
         )
         self._server = ActionServer(
             node,
@@ -206,10 +202,10 @@ class GenerateServer:
             goal_callback=self._on_goal,
             handle_accepted_callback=self._on_accepted,
             cancel_callback=self._on_cancel,
-            goal_service_qos_profile=SERVICE_QOS,
-            cancel_service_qos_profile=SERVICE_QOS,
-            result_service_qos_profile=SERVICE_QOS,
-            feedback_pub_qos_profile=FEEDBACK_QOS,
+            goal_service_qos_profile=qos.SERVICE,
+            cancel_service_qos_profile=qos.SERVICE,
+            result_service_qos_profile=qos.SERVICE,
+            feedback_pub_qos_profile=qos.FEEDBACK,
             result_timeout=RESULT_TIMEOUT_S,
         )
 
@@ -239,9 +235,7 @@ class GenerateServer:
 
     def publish(self, chunk: TokenChunk, decided_s: float = 0.0) -> None:
         """Publish one chunk, stamped with `decided_s` (CLOCK_MONOTONIC) as ROS time; 0: now."""
-        age_ns = int((time.monotonic() - decided_s) * 1e9) if decided_s else 0
-        at_ns = max(self._stamp().nanoseconds - age_ns, 0)
-        chunk.header.stamp.sec, chunk.header.stamp.nanosec = divmod(at_ns, 10**9)
+        set_stamp(chunk.header.stamp, self._clock, decided_s or time.monotonic())
         self._tokens.publish(chunk)
 
     def wake(self) -> None:

@@ -273,8 +273,8 @@ class GemmaMtpNode(LifecycleNodeMixin, Node):
     # Parameters.
 
     def set_parameters_atomically(self, parameter_list: list[Parameter]) -> SetParametersResult:
-        """As rclpy's, with the table's own sentence where rclpy only names the kind of bound."""
-        reason = self._settings.refusal(parameter_list)
+        """As rclpy's, with sentences of our own where rclpy names neither bound nor parameter."""
+        reason = self._settings.unknown(parameter_list) or self._settings.refusal(parameter_list)
         if reason:
             return SetParametersResult(successful=False, reason=reason)
         return super().set_parameters_atomically(parameter_list)

@@ -29,44 +29,51 @@ class Meter:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._figures = Figures()
         self._goal_id = ""
         self._begun_s = 0.0
-        self._rounds = self._tokens = self._drafted = self._accepted = 0
+        self._begin()
         self.counts = dict.fromkeys(Outcome, 0)
 
     @property
     def figures(self) -> Figures:
         """Of the running or else the latest goal."""
         with self._lock:
-            return self._figures
+            if self._final is not None:
+                return self._final
+            if not self._rounds:
+                return Figures(ttft_s=self._ttft_s)
+            return Figures(
+                tokens_per_second=self._rate,
+                acceptance_rate=self._accepted / self._drafted if self._drafted else math.nan,
+                tokens_per_pass=self._tokens / self._rounds,
+                draft_length=self._drafted / self._rounds,
+                ttft_s=self._ttft_s,
+            )
+
+    def _begin(self) -> None:
+        self._final: Figures | None = None
+        self._ttft_s = self._rate = math.nan
+        self._rounds = self._tokens = self._drafted = self._accepted = 0
 
     def started(self, goal_id: str, accepted_s: float) -> None:
         """The engine took goal `goal_id`, accepted at CLOCK_MONOTONIC `accepted_s`."""
         with self._lock:
             self._goal_id, self._begun_s = goal_id, accepted_s
-            self._rounds = self._tokens = self._drafted = self._accepted = 0
-            self._figures = Figures()
+            self._begin()
 
     def piece(self, piece: Piece) -> None:
         """One more round; the first piece is the prefill's and no round."""
         with self._lock:
             if piece.request_id != self._goal_id:
                 return
-            if math.isnan(self._figures.ttft_s):
-                self._figures = Figures(ttft_s=time.monotonic() - self._begun_s)
+            if math.isnan(self._ttft_s):
+                self._ttft_s = time.monotonic() - self._begun_s
                 return
+            self._rate = piece.tokens_per_second
             self._rounds += 1
             self._tokens += len(piece.token_ids)
             self._drafted += piece.draft_length
             self._accepted += min(max(len(piece.token_ids) - 1, 0), piece.draft_length)
-            self._figures = Figures(
-                tokens_per_second=piece.tokens_per_second,
-                acceptance_rate=self._accepted / self._drafted if self._drafted else math.nan,
-                tokens_per_pass=self._tokens / self._rounds,
-                draft_length=self._drafted / self._rounds,
-                ttft_s=self._figures.ttft_s,
-            )
 
     def finished(self, finish: Finish, outcome: Outcome) -> None:
         """The goal ended; the engine's own statistics replace what was seen from here."""
@@ -75,7 +82,7 @@ class Meter:
             self.counts[outcome] += 1
             if finish.request_id != self._goal_id or not stats.completion_tokens:
                 return
-            self._figures = Figures(
+            self._final = Figures(
                 tokens_per_second=stats.tokens_per_second,
                 acceptance_rate=stats.acceptance_rate,
                 tokens_per_pass=stats.tokens_per_pass,

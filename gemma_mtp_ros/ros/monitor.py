@@ -8,28 +8,21 @@ import time
 from collections.abc import Callable
 
 import psutil
-from builtin_interfaces.msg import Time
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from rclpy.callback_groups import CallbackGroup
 from rclpy.clock import Clock, ClockType
 from rclpy.node import Node
-from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 
 from gemma_mtp_ros.host import EngineHost
 from gemma_mtp_ros.msg import EngineStats, PowerState
-from gemma_mtp_ros.ros import health
-from gemma_mtp_ros.ros.convert import Outcome, known, power_state
+from gemma_mtp_ros.ros import health, qos
+from gemma_mtp_ros.ros.convert import Outcome, known, power_state, set_stamp
 from gemma_mtp_ros.ros.meter import Meter
 from gemma_mtp_ros.ros.settings import Settings
 from gemma_mtp_ros.telemetry.policy import Decision
 from gemma_mtp_ros.telemetry.reading import Reading
 
 PERIOD_S = 1.0
-
-STATE_QOS = QoSProfile(
-    depth=1, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL
-)
-DIAGNOSTICS_QOS = QoSProfile(depth=10)
 
 
 class Monitor:
@@ -53,9 +46,9 @@ class Monitor:
         self._host = host
         self._view = view
         self._latest: tuple[Reading, Decision] | None = None
-        self._power = node.create_publisher(PowerState, "~/power", STATE_QOS)
-        self._stats = node.create_publisher(EngineStats, "~/stats", STATE_QOS)
-        self._diagnostics = node.create_publisher(DiagnosticArray, "/diagnostics", DIAGNOSTICS_QOS)
+        self._power = node.create_publisher(PowerState, "~/power", qos.STATE)
+        self._stats = node.create_publisher(EngineStats, "~/stats", qos.STATE)
+        self._diagnostics = node.create_publisher(DiagnosticArray, "/diagnostics", qos.DIAGNOSTICS)
         self._timer = node.create_timer(
             PERIOD_S,
             self._tick,
@@ -71,7 +64,9 @@ class Monitor:
     def decided(self, reading: Reading, decision: Decision) -> None:
         """Publish ~/power; called on the watchdog's thread at every poll."""
         self._latest = (reading, decision)
-        self._power.publish(power_state(reading, decision, self._ros_time(reading.stamp_s)))
+        state = power_state(reading, decision)
+        set_stamp(state.header.stamp, self._node.get_clock(), reading.stamp_s)
+        self._power.publish(state)
 
     def publish_stats(self) -> None:
         """Publish ~/stats: once a second, and after each goal."""
@@ -133,12 +128,6 @@ class Monitor:
             self.publish_diagnostics()
         except Exception as error:  # an exception here would end the executor's spin
             self._node.get_logger().error(f"publishing statistics failed: {error!r}")
-
-    def _ros_time(self, stamp_s: float) -> Time:
-        """ROS time of a moment of CLOCK_MONOTONIC, not before time 0."""
-        age_ns = int((time.monotonic() - stamp_s) * 1e9)
-        at_ns = max(self._node.get_clock().now().nanoseconds - age_ns, 0)
-        return Time(sec=at_ns // 10**9, nanosec=at_ns % 10**9)
 
 
 def _available_mib() -> float | None:

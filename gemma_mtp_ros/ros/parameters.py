@@ -97,8 +97,8 @@ LIVE = When.LIVE
 TABLE: tuple[Spec, ...] = (
     _spec("model", "", """Folder of the target model (config.json, tokenizer.json, safetensors) or
         name of a downloaded Hugging Face repository; "demo": the embedded pair."""),
-    _spec("drafter", "", """Folder or name of the MTP drafter trained with this target;
-        "demo": the embedded one; empty: no drafts."""),
+    _spec("drafter", "", """Folder or name of the MTP drafter trained with this target; "demo": the
+        embedded one; "none": no drafts; empty: "demo" with model "demo", else "none"."""),
     _spec("autostart", False, """The node configures and activates itself at its start. Leave it
         false where a lifecycle manager or a launch file drives the node.""", when=When.START),
     _spec("bond_heartbeat_period", 0.25, """Seconds between heartbeats on the topic bond, from the
@@ -200,24 +200,24 @@ def check(spec: Spec, value: Any) -> str:
     if isinstance(spec.default, tuple):
         is_list = isinstance(value, (tuple, list)) or hasattr(value, "tolist")
         if not is_list or any(type(item) is not spec.item for item in value):
-            return f"{said} is no {spec.kind}; give a list such as {_example(spec)}"
+            return f"{said} is not {_a(spec.kind)}; give a list such as {_example(spec)}"
         if spec.low is not None and any(item < spec.low for item in value):
-            return f"{said} is outside the allowed range; give numbers of {spec.bounds}"
+            return f"{said} is outside the allowed range; give values in it ({spec.bounds})"
         return ""
     wanted = (int, float) if isinstance(spec.default, float) else (type(spec.default),)
     if type(value) not in wanted:
         hint = "; YAML reads on, off, yes, no as booleans: put it in quotes"
         return (
-            f"{said} is no {spec.kind}; give a {spec.kind}"
+            f"{said} is not {_a(spec.kind)}; give {_a(spec.kind)}"
             + (f" ({spec.bounds})" if spec.bounds else "")
             + (hint if isinstance(value, bool) else "")
         )
     if spec.choices and value not in spec.choices:
         close = difflib.get_close_matches(value, spec.choices, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
-        return f"{said} is none of {spec.bounds}{hint}"
+        return f"{said} is not one of {spec.bounds}{hint}"
     if spec.kind in ("integer", "double") and not _inside(spec, value):
-        return f"{said} is outside the allowed range; give {spec.bounds}"
+        return f"{said} is outside the allowed range; give a value in it ({spec.bounds})"
     return ""
 
 
@@ -233,6 +233,10 @@ def _inside(spec: Spec, value: float) -> bool:
     )
 
 
+def _a(kind: str) -> str:
+    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
+
+
 def _example(spec: Spec) -> str:
     return "[0, 1]" if spec.item is int else '["HOT=2"]'
 
@@ -245,15 +249,19 @@ def coerce(spec: Spec, value: Any) -> Any:
 
 
 def unknown_names(names: Iterable[str]) -> list[str]:
-    """One sentence for each name that is no parameter, with the likeliest one that is."""
-    sentences = []
-    for name in sorted(names):
-        if name in BY_NAME or BUILT_IN.fullmatch(name):
-            continue
-        close = difflib.get_close_matches(name, BY_NAME, n=1)
-        hint = f"; did you mean {close[0]}?" if close else "; see docs/parameters.md for the names"
-        sentences.append(f"parameter {name} does not exist and is ignored{hint}")
-    return sentences
+    """One sentence for each name that is no parameter."""
+    return [
+        unknown_name(name)
+        for name in sorted(names)
+        if name not in BY_NAME and not BUILT_IN.fullmatch(name)
+    ]
+
+
+def unknown_name(name: str) -> str:
+    """One sentence for a name that is no parameter, with the likeliest one that is."""
+    close = difflib.get_close_matches(name, BY_NAME, n=1)
+    hint = f"did you mean {close[0]}?" if close else "see docs/parameters.md for the names"
+    return f"parameter {name} does not exist; {hint}"
 
 
 def markdown() -> str:
@@ -268,7 +276,8 @@ def markdown() -> str:
         "node is UNCONFIGURED (it takes effect at the next configure), one marked *at start* only",
         "by a parameter file or argument. An integer is taken for a double. A value that is not",
         "allowed is refused with a sentence; in a parameter file it makes configure fail with",
-        "that sentence until it is set right. An unknown name in a file is warned about.",
+        "that sentence until it is set right. An unknown name is refused with the likeliest one;",
+        "in a parameter file it is warned about.",
         "",
         "| Name | Type | Default | Allowed | May change | Meaning |",
         "|---|---|---|---|---|---|",

@@ -17,13 +17,19 @@ from rcl_interfaces.msg import (
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
-from gemma_mtp_ros import demo
 from gemma_mtp_ros.api import EngineConfig, GemmaMtpError, one_sentence
-from gemma_mtp_ros.ros.parameters import BY_NAME, TABLE, Spec, When, check, coerce, unknown_names
+from gemma_mtp_ros.models import resolve_pair
+from gemma_mtp_ros.ros.parameters import (
+    BY_NAME,
+    TABLE,
+    Spec,
+    When,
+    check,
+    coerce,
+    unknown_name,
+    unknown_names,
+)
 from gemma_mtp_ros.telemetry.policy import Level, PolicyConfig, parse_draft_cap
-
-DEMO = "demo"
-"""Value of `model` and `drafter` that names the embedded pair."""
 
 
 class Settings:
@@ -49,7 +55,7 @@ class Settings:
         self._declared = False
         overrides: Mapping[str, Parameter] = node._parameter_overrides  # no public reader exists
         for sentence in unknown_names(overrides):
-            node.get_logger().warning(sentence)
+            node.get_logger().warning(f"{sentence} (it is ignored)")
         wanted = {name: overrides[name].value for name in BY_NAME if name in overrides}
         for name, value in wanted.items():
             sentence = check(BY_NAME[name], value)
@@ -102,9 +108,7 @@ class Settings:
             for name, value in self._values.items()
             if name.startswith("engine.")
         }
-        model, drafter = self["model"], self["drafter"]
-        fields["model"] = str(demo.TARGET_DIR) if model == DEMO else model
-        fields["drafter"] = str(demo.DRAFTER_DIR) if drafter == DEMO else drafter
+        fields["model"], fields["drafter"] = resolve_pair(self["model"], self["drafter"])
         try:
             return EngineConfig(**fields)
         except ValidationError as error:
@@ -123,6 +127,13 @@ class Settings:
         if not reason and not self._has_post_set:
             self._after_set(parameters)
         return SetParametersResult(successful=not reason, reason=reason)
+
+    def unknown(self, parameters: list[Parameter]) -> str:
+        """Empty if all of these are parameters of the node, else one sentence."""
+        for parameter in parameters:
+            if not self._node.has_parameter(parameter.name):
+                return unknown_name(parameter.name)
+        return ""
 
     def refusal(self, parameters: list[Parameter]) -> str:
         """Empty if these may be set together now, else one sentence."""

@@ -48,6 +48,7 @@ CANCELED = GoalStatus.STATUS_CANCELED
 LATCHED = QoSProfile(
     depth=1, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL
 )
+DEEP = QoSProfile(depth=1000)
 TRANSITIONS = {
     "configure": Transition.TRANSITION_CONFIGURE,
     "cleanup": Transition.TRANSITION_CLEANUP,
@@ -205,17 +206,20 @@ class Driver:
         self._sent: list[Goal] = []
         self._group = ReentrantCallbackGroup()
         subscribe = self._subscribe
-        subscribe(TokenChunk, f"{NODE}/tokens", QoSProfile(depth=1000), self.chunks)
+        subscribe(TokenChunk, f"{NODE}/tokens", DEEP, self.chunks)
         subscribe(PowerState, f"{NODE}/power", LATCHED, self.power)
         subscribe(EngineStats, f"{NODE}/stats", LATCHED, self.stats)
         subscribe(DiagnosticArray, "/diagnostics", QoSProfile(depth=100), self.diagnostics)
-        subscribe(Log, "/rosout", QoSProfile(depth=1000), self.logs)
+        subscribe(Log, "/rosout", DEEP, self.logs)
         self._generate = ActionClient(
             self.node,
             Generate,
             f"{NODE}/generate",
             callback_group=self._group,
-            feedback_sub_qos_profile=QoSProfile(depth=1000),
+            goal_service_qos_profile=DEEP,
+            result_service_qos_profile=DEEP,
+            cancel_service_qos_profile=DEEP,
+            feedback_sub_qos_profile=DEEP,
         )
         services = {
             "change_state": ChangeState,
@@ -347,6 +351,21 @@ class Driver:
         handle = self.wait_for(self.on_executor(lambda: send(goal, feedback_callback=on_feedback)))
         self._sent.append(Goal(self, handle, seen))
         return self._sent[-1]
+
+    def send_at_once(self, goals: list[Any]) -> Callable[[], list[Any]]:
+        """Send goals without waiting for anything between; what is returned waits for the results.
+
+        Raises TimeoutError where a response or a result is lost.
+        """
+        send = self._generate.send_goal_async
+        sent = self.on_executor(lambda: [send(goal) for goal in goals])
+
+        def results() -> list[Any]:
+            handles = [self.wait_for(future) for future in sent]
+            asked = self.on_executor(lambda: [handle.get_result_async() for handle in handles])
+            return [self.wait_for(future).result for future in asked]
+
+        return results
 
     def status(self, name: str) -> Any:
         """Latest diagnostic status whose name ends so; None: there was none."""

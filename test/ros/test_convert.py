@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from builtin_interfaces.msg import Duration, Time
+from rclpy.clock import Clock, ClockType
 
 from gemma_mtp_ros import api
 from gemma_mtp_ros.action import Generate
@@ -26,6 +27,7 @@ from gemma_mtp_ros.ros.convert import (
     power_state,
     request_from_goal,
     result_from_finish,
+    set_stamp,
 )
 from gemma_mtp_ros.ros.health import EngineView, Health
 from gemma_mtp_ros.ros.meter import Meter
@@ -126,10 +128,19 @@ def test_what_is_unknown_is_nan_and_a_nul_is_no_end() -> None:
     finish = Finish(request_id="id", finish_reason=FinishReason.STOP, text="a\0b", seed=2**63 - 1)
     result = result_from_finish(finish, "model")
     assert (result.text, result.seed, result.model) == ("a\ufffdb", 2**63 - 1, "model")
-    power = power_state(Reading(stamp_s=0.0, wall_s=0.0), Decision(), Time(sec=3))
-    assert (power.header.stamp.sec, power.level, power.source) == (3, PowerState.UNKNOWN, "")
+    power = power_state(Reading(stamp_s=0.0, wall_s=0.0), Decision())
+    assert (power.level, power.source) == (PowerState.UNKNOWN, "")
     unknown = (power.temperature_c, power.margin_c, power.power_w, power.gpu_clock_mhz)
     assert all(math.isnan(value) for value in (*unknown, power.gpu_load))
+
+
+def test_a_stamp_is_the_clock_less_the_age_and_never_below_zero() -> None:
+    clock, stamp = Clock(clock_type=ClockType.SYSTEM_TIME), Time()
+    set_stamp(stamp, clock, time.monotonic() - 3.0)
+    age_ns = clock.now().nanoseconds - (stamp.sec * 10**9 + stamp.nanosec)
+    assert 2.999e9 < age_ns < 60e9
+    set_stamp(stamp, Clock(clock_type=ClockType.STEADY_TIME), -1e12)
+    assert (stamp.sec, stamp.nanosec) == (0, 0)
 
 
 def test_meter_follows_the_running_goal_and_keeps_the_latest() -> None:

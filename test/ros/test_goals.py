@@ -147,6 +147,21 @@ def test_a_full_queue_says_so_and_the_rest_is_served_in_order(
     assert served == [goal.id for goal in waiting]
 
 
+def test_no_goal_of_a_burst_is_lost_while_the_node_is_busy(
+    active: NodeProcess, driver: Driver
+) -> None:
+    goal = Generate.Goal(prompt="Hello robot")
+    goal.sampling.max_new_tokens = 1
+    active.signal(signal.SIGSTOP)
+    try:
+        results = driver.send_at_once([goal] * 20)
+    finally:
+        active.signal(signal.SIGCONT)
+    codes = [result.error_code for result in results()]
+    assert set(codes) <= {ErrorCode.NONE, ErrorCode.QUEUE_FULL}
+    assert codes.count(ErrorCode.NONE) >= 5  # one runs, four wait
+
+
 def test_a_goal_of_higher_priority_leaves_the_queue_first(
     active: NodeProcess, driver: Driver
 ) -> None:

@@ -9,10 +9,14 @@ from typing import Any
 
 import annotated_types
 import pytest
+import rclpy
 from driver import ERROR, Driver, assert_sentence, running_node
 from rcl_interfaces.srv import DescribeParameters
+from rclpy.parameter import Parameter
 
 from gemma_mtp_ros.api import EngineConfig
+from gemma_mtp_ros.demo import DRAFTER_DIR, TARGET_DIR
+from gemma_mtp_ros.models import resolve_pair
 from gemma_mtp_ros.ros.parameters import (
     BY_NAME,
     TABLE,
@@ -22,6 +26,7 @@ from gemma_mtp_ros.ros.parameters import (
     markdown,
     unknown_names,
 )
+from gemma_mtp_ros.ros.settings import Settings
 from gemma_mtp_ros.telemetry.policy import PolicyConfig
 
 REPOSITORY = Path(__file__).parent.parent.parent
@@ -104,6 +109,59 @@ def test_a_bad_value_gets_a_sentence(name: str, value: Any, word: str) -> None:
     assert word in sentence
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        (
+            "draft.max_length",
+            "4",
+            "draft.max_length = '4' is not an integer; give an integer (0 to 7)",
+        ),
+        (
+            "sampling.top_p",
+            2.0,
+            "sampling.top_p = 2.0 is outside the allowed range; give a value in it "
+            "(-1 or above 0.0 up to 1.0)",
+        ),
+        ("model", 5, "model = 5 is not a string; give a string"),
+        (
+            "engine.cpu_affinity",
+            0,
+            "engine.cpu_affinity = 0 is not an integer array; give a list such as [0, 1]",
+        ),
+    ],
+)
+def test_sentences_are_english(name: str, value: Any, sentence: str) -> None:
+    assert check(BY_NAME[name], value) == sentence
+
+
+EMBEDDED = (str(TARGET_DIR), str(DRAFTER_DIR))
+
+
+@pytest.mark.parametrize(
+    ("model", "drafter", "pair"),
+    [
+        ("demo", "", EMBEDDED),
+        ("demo", "demo", EMBEDDED),
+        ("demo", "none", (EMBEDDED[0], "")),
+        ("demo", "other", (EMBEDDED[0], "other")),
+        ("other", "", ("other", "")),
+        ("other", "none", ("other", "")),
+        ("other", "demo", ("other", EMBEDDED[1])),
+    ],
+)
+def test_node_and_command_line_mean_the_same_pair(
+    driver: Driver, model: str, drafter: str, pair: tuple[str, str]
+) -> None:
+    given = [Parameter("model", value=model), Parameter("drafter", value=drafter)]
+    node = rclpy.create_node("settings", context=driver.context, parameter_overrides=given)
+    try:
+        config = Settings(node, lambda: True, lambda _changed: None).engine_config()
+    finally:
+        node.destroy_node()
+    assert (config.model, config.drafter) == pair == resolve_pair(model, drafter)
+
+
 def test_an_integer_is_taken_for_a_double() -> None:
     spec = BY_NAME["engine.stall_timeout_s"]
     assert check(spec, 3) == ""
@@ -161,12 +219,14 @@ def test_a_file_with_bad_values_and_sets_while_it_runs(driver: Driver, tmp_path:
             ("watchdog__warm_margin_c", 1.0, "hot_margin_c"),
             ("watchdog__stale_after_s", 0.2, "period_s"),
             ("queue_size", -1, "0 to 1000"),
+            ("draft__max_lenght", 2, "draft.max_lenght does not exist; did you mean draft.max_le"),
+            ("zzz", 2, "zzz does not exist; see docs/parameters.md"),
         ):
             reason = driver.set(**{name: value})
             assert_sentence(reason)
             assert word in reason
         assert driver.get("draft.max_length").integer_value == 4
-        assert driver.set(sampling__top_p=1, queue_size=0) == ""
+        assert driver.set(sampling__top_p=1, queue_size=0, use_sim_time=False) == ""
 
         names = [spec.name for spec in TABLE]
         answer = driver.call("describe_parameters", DescribeParameters.Request(names=names))
