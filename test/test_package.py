@@ -34,8 +34,13 @@ EXPECTED = [
     "srv/GetModelInfo.srv",
     "srv/ResetSession.srv",
 ]
-BUILD_FOLDERS = ("action", "cmake", "config", "gemma_mtp_ros", "launch", "msg", "programs", "srv")
-SOURCE_FOLDERS = ("benchmarks", "cmake", "examples", "gemma_mtp_ros", "launch", "scripts", "test")
+BUILD_FOLDERS = (
+    *("action", "cmake", "config", "csrc", "gemma_mtp_ros", "launch", "msg", "programs", "srv"),
+)
+SOURCE_FOLDERS = (
+    *("benchmarks", "cmake", "csrc", "examples", "gemma_mtp_ros", "launch", "scripts", "test"),
+)
+SOURCE_SUFFIXES = (".py", ".sh", ".cmake", ".cpp", ".h", ".inl")
 LICENCE = """\
 # Copyright 2026 The gemma_mtp_ros Authors
 # SPDX-License-Identifier: Apache-2.0"""
@@ -100,11 +105,12 @@ def test_versions_agree() -> None:
 
 def test_every_source_file_names_licence_and_copyright() -> None:
     files = [path for name in SOURCE_FOLDERS for path in (ROOT / name).rglob("*") if path.is_file()]
-    sources = [path for path in files if path.suffix in (".py", ".sh", ".cmake", ".cpp")]
+    sources = [path for path in files if path.suffix in SOURCE_SUFFIXES]
     sources += [*(ROOT / "programs").iterdir(), ROOT / "setup.py", ROOT / "CMakeLists.txt"]
     assert len(sources) > 30
     for path in sources:
-        assert LICENCE in "\n".join(path.read_text().splitlines()[:3]), relative(path)
+        head = "\n".join(path.read_text().splitlines()[:3]).replace("// ", "# ")
+        assert LICENCE in head, relative(path)
 
 
 def test_requirements_are_pinned_for_development() -> None:
@@ -209,7 +215,9 @@ def test_prompt_reaches_the_demo_as_it_is(tmp_path: Path) -> None:
 def copy_sources(folder: Path) -> Path:
     """The files that a build reads, without what other builds left."""
     for name in (*BUILD_FOLDERS, "test"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.so")
+        )
     for path in ROOT.iterdir():
         if path.is_file() and not path.name.startswith("."):
             shutil.copy(path, folder)
