@@ -1,13 +1,12 @@
 # Copyright 2026 The gemma_mtp_ros Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face folders: find one, check it, and hand out its tensors one by one."""
+"""Hugging Face folders: find one, check it, and hand out its tensors part by part."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,19 @@ import torch
 from transformers import AutoConfig
 
 from ..api import CheckpointError, ErrorCode
+from .tensor_file import (
+    DTYPES,
+    RowFile,
+    TensorEntry,
+    drop_cache,
+    read_range,
+    tensor_entries,
+)
 
 Progress = Callable[[str, float], None]
+
+SIZES = {1536: "E2B", 2560: "E4B", 3840: "12B", 2816: "26B-A4B", 5376: "31B"}
+"""Released targets by hidden size."""
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -47,6 +57,13 @@ def find_folder(name: str, role: str) -> Path:
                 f"{role} {name!r} is neither a folder nor in the local Hugging Face cache; "
                 f"download it (hf download {name}) or give the path of its folder"
             ) from error
+    if folder.suffix == ".gguf" or (
+        folder.is_dir() and not (folder / "config.json").is_file() and any(folder.glob("*.gguf"))
+    ):
+        raise CheckpointError(
+            f"{role} {name!r} is a GGUF file, quantised for llama.cpp; give the folder of the "
+            "unquantised Hugging Face checkpoint (such as google/gemma-4-E2B-it)"
+        )
     if not folder.is_dir():
         raise CheckpointError(
             f"{role} folder {name!r} does not exist; give the path of a Hugging Face folder "
@@ -77,22 +94,38 @@ def read_config(folder: Path, allowed: set[str], role: str) -> Any:
             f"{role} {folder} has model_type {kind!r}, not one of {', '.join(sorted(allowed))}; "
             f"give a Gemma 4 {role} checkpoint"
         )
+    refuse_quantised(raw, folder, role)
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:
         raise CheckpointError(
             f"{folder / 'config.json'} is not a valid {kind} config "
             f"({' '.join(str(error).split())[:300]}); download the checkpoint again"
         ) from error
+    # The outermost config has the say on this in transformers.
+    config.get_text_config().tie_word_embeddings = config.tie_word_embeddings
+    return config
 
 
-@dataclass(frozen=True)
-class TensorEntry:
-    """Where a tensor lies and how large it is."""
+def refuse_quantised(raw: dict[str, Any], folder: Path, role: str) -> None:
+    """Refuse weights that another tool has quantised: this engine quantises by itself.
 
-    file: Path
-    key: str
-    shape: tuple[int, ...]
+    :param raw: the parsed ``config.json``.
+    :raises CheckpointError: naming the unquantised checkpoint, where its sizes tell which.
+    """
+    text = raw.get("text_config") or {}
+    found = raw.get("quantization_config") or text.get("quantization_config")
+    if not found:
+        return
+    method = found.get("quant_method", "unknown method") if isinstance(found, dict) else found
+    hidden = raw.get("backbone_hidden_size", text.get("hidden_size", raw.get("hidden_size")))
+    size = SIZES.get(hidden) if isinstance(hidden, int) else None
+    suffix = "-assistant" if role == "drafter" else ""
+    known = f"google/gemma-4-{size}-it{suffix}" if size else "the one it was made from"
+    raise CheckpointError(
+        f"{role} {folder} is quantised already ({method}); give the unquantised checkpoint "
+        f"({known}) and set engine.weights to the precision wanted"
+    )
 
 
 class Weights:
@@ -105,6 +138,8 @@ class Weights:
     """
 
     PREFIXES = ("model.language_model.", "language_model.model.", "model.", "")
+    HEADS = ("lm_head.", "pre_projection.", "post_projection.", "masked_embedding.")
+    """Parts of a target or a drafter that stand beside the text model."""
 
     def __init__(self, folder: Path, role: str) -> None:
         self.folder = folder
@@ -112,14 +147,9 @@ class Weights:
         self.entries: dict[str, TensorEntry] = {}
         for file in self._files():
             try:
-                with safetensors.safe_open(file, framework="pt") as handle:
-                    for key in handle.keys():  # noqa: SIM118 (not a dict)
-                        shape = tuple(handle.get_slice(key).get_shape())
-                        self.entries[key] = TensorEntry(file, key, shape)
+                self.entries.update({entry.key: entry for entry in tensor_entries(file)})
             except (OSError, safetensors.SafetensorError) as error:
-                raise CheckpointError(
-                    f"{file} is cut short or damaged ({error}); download the checkpoint again"
-                ) from error
+                raise self._damaged(file, error) from error
         self.prefix = next(
             (p for p in self.PREFIXES if p + "layers.0.self_attn.q_proj.weight" in self.entries),
             None,
@@ -129,9 +159,25 @@ class Weights:
                 f"{role} {folder} holds no Gemma 4 text layers (layers.0.self_attn.q_proj.weight); "
                 "give an unquantised Hugging Face checkpoint"
             )
-        self.total = 1
-        self.done = 0
+        self.total_bytes_text = sum(entry.bytes for entry in self.text_entries())
+        """Bytes that the text model's tensors take in the files."""
+        self.done_bytes = 0
         self.progress: Progress = lambda stage, fraction: None
+
+    def text_entries(self) -> list[TensorEntry]:
+        """The tensors of the text model and its heads; no vision, no audio."""
+        starts = (self.prefix or "", *self.HEADS)
+        return [entry for key, entry in self.entries.items() if key.startswith(starts)]
+
+    def _damaged(self, file: Path, error: Exception) -> CheckpointError:
+        return CheckpointError(
+            f"{file} is cut short or damaged ({error}); download the checkpoint again"
+        )
+
+    def _refuse(self, name: str, what: str) -> CheckpointError:
+        return CheckpointError(
+            f"tensor {name} of {self.role} {self.folder} {what}; download the checkpoint again"
+        )
 
     def _files(self) -> list[Path]:
         index = self.folder / INDEX
@@ -157,47 +203,99 @@ class Weights:
     def _find(self, name: str) -> TensorEntry | None:
         return self.entries.get(f"{self.prefix}{name}") or self.entries.get(name)
 
-    def has(self, name: str) -> bool:
-        """Whether the checkpoint holds this tensor."""
-        return self._find(name) is not None
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor, from the header."""
+    def _entry(self, name: str) -> TensorEntry:
         entry = self._find(name)
         if entry is None:
             raise CheckpointError(
                 f"{self.role} {self.folder} lacks the tensor {name}; download the checkpoint again"
             )
-        return entry.shape
+        return entry
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint holds this tensor."""
+        return self._find(name) is not None
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor, from the header.
+
+        :raises CheckpointError: when it is missing.
+        """
+        return self._entry(name).shape
+
+    def _checked(self, name: str, shape: tuple[int, ...] | None) -> TensorEntry:
+        """What can be known before reading: the tensor is there, and of this shape and kind."""
+        entry = self._entry(name)
+        if shape is not None and entry.shape != shape:
+            raise CheckpointError(
+                f"tensor {name} of {self.role} {self.folder} has shape {entry.shape}, but "
+                f"config.json implies {shape}; config and weights do not belong together"
+            )
+        if entry.dtype is None:
+            raise CheckpointError(
+                f"tensor {name} of {self.role} {self.folder} is stored as {entry.stored}, a "
+                f"quantised form; give the unquantised checkpoint ({', '.join(DTYPES)})"
+            )
+        return entry
+
+    def _tell(self, count: int) -> None:
+        self.done_bytes += count
+        self.progress(self.role, min(1.0, self.done_bytes / max(1, self.total_bytes_text)))
+
+    def _part(
+        self, name: str, entry: TensorEntry, skip: int, shape: tuple[int, ...]
+    ) -> torch.Tensor:
+        try:
+            tensor = read_range(entry, skip, shape, self._tell)
+        except OSError as error:
+            raise self._damaged(entry.file, error) from error
+        if tensor is None:
+            raise self._refuse(name, "holds NaN or infinity")
+        return tensor
 
     def read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """One tensor in the dtype of the file, checked for its shape and for NaN and infinity.
 
-        :raises CheckpointError: when it is missing, misshapen or not finite.
+        :raises CheckpointError: when it is missing, misshapen, quantised or not finite.
         """
-        entry = self._find(name)
-        found = self.shape(name)
-        assert entry is not None
-        if found != shape:
-            raise CheckpointError(
-                f"tensor {name} of {self.role} {self.folder} has shape {found}, but config.json "
-                f"implies {shape}; config and weights do not belong together"
+        return self._part(name, self._checked(name, shape), 0, shape)
+
+    def read_rows(
+        self, name: str, begin: int, end: int, shape: tuple[int, ...] | None = None
+    ) -> torch.Tensor:
+        """Indices ``begin .. end - 1`` of a tensor's first dimension; only their bytes are read.
+
+        :param shape: of the whole tensor, to be checked.
+        :raises CheckpointError: as :meth:`read`.
+        :raises IndexError: for a range that the tensor does not have.
+        """
+        entry = self._checked(name, shape)
+        if not 0 <= begin <= end <= entry.shape[0]:
+            raise IndexError(
+                f"rows {begin} to {end} of {name} were asked for, which has {entry.shape[0]}; "
+                "ask for rows within them"
             )
+        part = (end - begin, *entry.shape[1:])
+        return self._part(name, entry, begin * entry.row_bytes, part)
+
+    def forget(self) -> None:
+        """Let the kernel drop what it still holds of the files in its page cache."""
+        for file in {entry.file for entry in self.entries.values()}:
+            with file.open("rb") as opened:
+                drop_cache(opened.fileno(), 0, file.stat().st_size)
+
+    def rows_on_disk(self, name: str, shape: tuple[int, ...] | None = None) -> RowFile:
+        """A table that stays on disk; its rows are checked for NaN and infinity when read.
+
+        :param shape: of the whole table, to be checked.
+        :raises CheckpointError: as :meth:`read`.
+        """
+        entry = self._checked(name, shape)
         try:
-            with safetensors.safe_open(entry.file, framework="pt") as handle:
-                tensor: torch.Tensor = handle.get_tensor(entry.key)
-        except (OSError, safetensors.SafetensorError) as error:
-            raise CheckpointError(
-                f"{entry.file} is cut short or damaged ({error}); download the checkpoint again"
-            ) from error
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise CheckpointError(
-                f"tensor {name} of {self.role} {self.folder} holds NaN or infinity; "
-                "download the checkpoint again"
-            )
-        self.done += 1
-        self.progress(self.role, min(1.0, self.done / self.total))
-        return tensor
+            rows = RowFile(entry, lambda what: self._refuse(name, what))
+        except OSError as error:
+            raise self._damaged(entry.file, error) from error
+        self._tell(entry.bytes)
+        return rows
 
 
 def check_memory(needed: int, available: int | None, reserve: int) -> None:

@@ -14,6 +14,13 @@ from ..api import CheckpointError
 TARGET_TYPES = {"gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"}
 DRAFTER_TYPES = {"gemma4_assistant", "gemma4_unified_assistant"}
 
+DRAFT_POSITION_OFFSET = 0
+"""Position of a drafter's queries, from the count of committed rows.
+
+transformers, llama.cpp and OpenVINO GenAI use 0 (the place of the token not yet processed);
+vLLM, SGLang and mlx-vlm use -1.
+"""
+
 
 @dataclass(frozen=True)
 class LayerSpec:
@@ -51,6 +58,17 @@ class RopeSpec:
 
 
 @dataclass(frozen=True)
+class ExpertSpec:
+    """The mixture of experts beside the dense feed-forward of every layer."""
+
+    count: int
+    top_k: int
+    """Experts chosen for each token."""
+    ffn: int
+    """Width of one expert."""
+
+
+@dataclass(frozen=True)
 class TextSpec:
     """A Gemma 4 text decoder, target or drafter body."""
 
@@ -67,6 +85,7 @@ class TextSpec:
     rope_sliding: RopeSpec
     rope_full: RopeSpec
     max_positions: int
+    experts: ExpertSpec | None = None
 
     def rope(self, sliding: bool) -> RopeSpec:
         """Rotary parameters of a layer type."""
@@ -118,17 +137,26 @@ def _rope(params: Any, default_theta: float, default_partial: float) -> RopeSpec
     )
 
 
+def _experts(config: Any) -> ExpertSpec | None:
+    if not getattr(config, "enable_moe_block", False):
+        return None
+    spec = ExpertSpec(
+        config.num_experts or 0, config.top_k_experts or 0, config.moe_intermediate_size or 0
+    )
+    if not (1 <= spec.top_k <= spec.count and spec.ffn >= 1):
+        raise CheckpointError(
+            f"the mixture of experts chooses {spec.top_k} of {spec.count} experts of width "
+            f"{spec.ffn}, which cannot be; the config.json is damaged, download it again"
+        )
+    return spec
+
+
 def text_spec(config: Any, *, shared_all: bool = False) -> TextSpec:
     """Read a transformers Gemma 4 text config.
 
     :param shared_all: for a drafter body, whose layers all read the target's keys.
     :raises CheckpointError: for structures that this engine does not run.
     """
-    if getattr(config, "enable_moe_block", False):
-        raise CheckpointError(
-            "this checkpoint is a mixture of experts (enable_moe_block), which the engine does not "
-            "run yet; use a dense Gemma 4 checkpoint (E2B, E4B, 12B or 31B)"
-        )
     if config.hidden_activation != "gelu_pytorch_tanh":
         raise CheckpointError(
             f"hidden_activation {config.hidden_activation!r} is not gelu_pytorch_tanh; "
@@ -137,6 +165,11 @@ def text_spec(config: Any, *, shared_all: bool = False) -> TextSpec:
     if getattr(config, "attention_bias", False):
         raise CheckpointError(
             "attention_bias is true, which no Gemma 4 checkpoint has; use one of those"
+        )
+    if getattr(config, "use_bidirectional_attention", None) == "all":
+        raise CheckpointError(
+            "use_bidirectional_attention is 'all', which is for embedding models, not for writing "
+            "text; use a Gemma 4 checkpoint that generates"
         )
     count = config.num_hidden_layers
     kinds = [kind == "sliding_attention" for kind in config.layer_types]
@@ -173,23 +206,34 @@ def text_spec(config: Any, *, shared_all: bool = False) -> TextSpec:
         window=config.sliding_window,
         eps=config.rms_norm_eps,
         softcap=config.final_logit_softcapping,
-        ple=config.hidden_size_per_layer_input or 0,
+        ple=getattr(config, "hidden_size_per_layer_input", 0) or 0,
         ple_vocab=getattr(config, "vocab_size_per_layer_input", 0) or 0,
         tied=bool(config.tie_word_embeddings),
         rope_sliding=_rope(rope.get("sliding_attention"), 10_000.0, 1.0),
         rope_full=_rope(rope.get("full_attention"), 1_000_000.0, 0.25),
         max_positions=config.max_position_embeddings,
+        experts=_experts(config),
     )
 
 
 def drafter_spec(config: Any) -> DrafterSpec:
-    """Read a transformers Gemma 4 assistant config."""
+    """Read a transformers Gemma 4 assistant config.
+
+    :raises CheckpointError: for structures that this engine does not run.
+    """
     ordered = bool(config.use_ordered_embeddings)
+    body = text_spec(config.get_text_config(), shared_all=True)
+    count, opened = config.num_centroids, config.centroid_intermediate_top_k
+    if ordered and not (1 <= opened <= count and body.vocab % count == 0):
+        raise CheckpointError(
+            f"the centroid head opens {opened} of {count} clusters of a vocabulary of "
+            f"{body.vocab}, which cannot be; the config.json is damaged, download it again"
+        )
     return DrafterSpec(
-        body=text_spec(config.get_text_config(), shared_all=True),
+        body=body,
         backbone=config.backbone_hidden_size,
-        centroids=config.num_centroids if ordered else 0,
-        centroid_top_k=config.centroid_intermediate_top_k if ordered else 0,
+        centroids=count if ordered else 0,
+        centroid_top_k=opened if ordered else 0,
     )
 
 
