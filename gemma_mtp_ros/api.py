@@ -207,9 +207,16 @@ class EngineConfig(Frozen):
     drafter: str = ""
     """The folder of the MTP drafter trained with this target; empty: no drafts."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    weights: Literal["float32", "bfloat16"] = "float32"
-    drafter_weights: Literal["same", "float32", "bfloat16"] = "same"
+    weights: Literal["float32", "bfloat16", "int8", "int4"] = "float32"
+    drafter_weights: Literal["same", "float32", "bfloat16", "int8", "int4"] = "same"
+    kv_dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
+    """Keys and values; auto: float32 for float32 weights, else bfloat16."""
+    ple: Literal["auto", "disk", "memory"] = "auto"
+    """Where the table of per-layer embeddings lies; auto: in memory up to 64 MiB, else on disk."""
     reproducible: bool = True
+    adaptive_draft: bool = False
+    """Draft as many tokens as pay by measured costs and acceptance, at most the limit set; False:
+    always as many as that."""
     max_context: int = Field(4096, ge=16, le=262_144)
     """Most tokens of prompt and completion together; the model's own limit bounds it too."""
     prefill_chunk: int = Field(256, ge=8, le=8192)
@@ -232,6 +239,27 @@ class EngineConfig(Frozen):
     restart_window_s: float = Field(300.0, gt=0.0)
 
 
+class MemoryUse(Frozen):
+    """Bytes that the engine holds, by purpose."""
+
+    weights: int = 0
+    """Of the target, its table of per-layer embeddings aside."""
+    drafter: int = 0
+    ple: int = 0
+    """The table of per-layer embeddings; 0 while it stays on disk."""
+    kv: int = 0
+    """Keys and values at the full context, which a CPU commits only as they are written."""
+    snapshots: int = 0
+    """Cached prefixes."""
+    workspace: int = 0
+    """Largest temporary of a pass, and tables."""
+
+    @property
+    def total(self) -> int:
+        """All together."""
+        return self.weights + self.drafter + self.ple + self.kv + self.snapshots + self.workspace
+
+
 class ModelInfo(Frozen):
     """What was loaded, told once the engine is ready."""
 
@@ -242,7 +270,8 @@ class ModelInfo(Frozen):
     context: int
     vocabulary: int
     bytes: int
-    """Bytes of weights and caches held by the engine."""
+    """Bytes of weights, caches and workspace: the total of ``memory``."""
+    memory: MemoryUse = MemoryUse()
     reproducible: str
     """``verified``, ``off``, or why equality of bits could not be shown."""
     device: str = "cpu"

@@ -4,17 +4,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from gemma_mtp_ros.api import EngineConfig, Finish, Message, Piece, Request, SamplingParams
+from gemma_mtp_ros.engine import kernels
 from gemma_mtp_ros.engine.decode import Engine, RoundControl
 
 _ids = itertools.count()
+
+
+@contextlib.contextmanager
+def arithmetic(name: str) -> Iterator[None]:
+    """Let engines compute by "kernels" or by "torch" while the context lasts."""
+    before = list(kernels._found)
+    if name == "torch":
+        kernels._found[:] = [None]
+    elif kernels.kernels() is None:
+        pytest.skip("the C++ kernels are not built")
+    try:
+        yield
+    finally:
+        kernels._found[:] = before
 
 
 def load(target: Path, drafter: Path | None = None, **config: Any) -> Engine:
@@ -61,17 +79,17 @@ class OracleDrafter:
         self.random = random.Random(seed)
         self.prompt_length = 0
         self.at = 0
+        self.length = -1
 
-    def begin(self) -> dict[bool, Any]:
-        """Start of a round: the next token to guess follows the one not yet in the caches."""
-        self.at = self.engine.target.cache.length - self.prompt_length + 1
-        return {}
-
-    def step(
-        self, token: torch.Tensor, state: torch.Tensor, visible: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The state is not looked at."""
+    def step(self, token: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The state is not looked at; the rows committed tell when a round begins."""
+        length = self.engine.target.cache.length
+        if length != self.length:
+            self.length = length
+            self.at = length - self.prompt_length + 1
         return state, state
+
+    recorded = None
 
     def logits(self, hidden: torch.Tensor) -> tuple[torch.Tensor, None]:
         """All weight on the known token, or on another when this draft is to fail."""

@@ -7,15 +7,15 @@ from __future__ import annotations
 import pytest
 import tiny
 import torch
-from engine_tools import load
-from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM
+from engine_tools import arithmetic, load
 
 STEPS = 3
 
 
-@pytest.fixture(scope="module")
-def engine(folders):
-    return load(*folders)
+@pytest.fixture(scope="module", params=["kernels", "torch"])
+def engine(request, folders):
+    with arithmetic(request.param):
+        yield load(*folders)
 
 
 @pytest.fixture(scope="module", params=tiny.KINDS, ids=lambda kind: kind.name)
@@ -29,8 +29,7 @@ def reference_chain(folders, ids, token, dtype):
     It gets the keys that the target's own rule shows to a query at the next position: its mask
     would let two more rows of the sliding layers in.
     """
-    target = Gemma4ForCausalLM.from_pretrained(folders[0], dtype=torch.float32).to(dtype)
-    drafter = Gemma4AssistantForCausalLM.from_pretrained(folders[1], dtype=torch.float32).to(dtype)
+    target, drafter = tiny.reference(folders[0], dtype), tiny.reference(folders[1], dtype)
     with torch.no_grad():
         out = target(
             ids[None], use_cache=False, output_hidden_states=True, return_shared_kv_states=True
@@ -54,9 +53,8 @@ def our_chain(engine, token, state):
     """The same chain from the standing caches; unopened tokens stay at -inf."""
     chain = []
     with torch.inference_mode():
-        visible = engine.drafter.begin()
         for _ in range(STEPS):
-            state, hidden = engine.drafter.step(token, state, visible)
+            state, hidden = engine.drafter.step(token, state)
             scores, ids = engine.drafter.logits(hidden)
             row = torch.full((engine.target.spec.vocab,), float("-inf"), dtype=torch.float64)
             row[slice(None) if ids is None else ids] = scores[0].double()

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemma_mtp_ros.api import MAX_DRAFT
-from gemma_mtp_ros.engine.draft_length import draft_length
+from gemma_mtp_ros.engine.draft_length import longest_draft
 from gemma_mtp_ros.engine.verify import starts, verify
 
 
@@ -58,7 +58,7 @@ def test_what_was_not_compared_is_not_called_verified(tmp_path):
 
 @given(st.integers(0, 20), st.integers(1, 50), st.integers(1, 50))
 def test_draft_length_keeps_every_bound(cap, tokens_left, context_left):
-    k = draft_length(cap, tokens_left, context_left)
+    k = longest_draft(cap, tokens_left, context_left)
     assert 0 <= k <= min(cap, MAX_DRAFT)
     assert k + 1 <= max(tokens_left, 1)
     assert k + 1 <= max(context_left, 1)

@@ -93,7 +93,9 @@ def parser() -> Parser:
     )
     ask.add_argument("--threads", type=int, default=0, metavar="N", help="CPU threads")
     ask.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    ask.add_argument("--weights", choices=("float32", "bfloat16"), default="float32")
+    ask.add_argument(
+        "--weights", choices=("float32", "bfloat16", "int8", "int4"), default="float32"
+    )
     ask.add_argument(
         "--max-context",
         type=int,

@@ -1,25 +1,32 @@
 # Copyright 2026 The gemma_mtp_ros Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Keys and values: preallocated, written in place, rolled back by moving a pointer.
+"""Keys and values: one place for each position, written in place, rolled back by a pointer.
 
 A sliding layer keeps ``window + MAX_DRAFT`` rows in a ring, so that a pass of ``MAX_DRAFT + 1``
-rows never overwrites a key that its first row may still read. A full layer keeps every row, in
-blocks, up to the context limit. Rows at or past ``length`` are never shown to a reader: each mask
+rows never overwrites a key that its first row may still read. A full layer has a row for every
+position up to the context limit; on a CPU that is address space only, of which the kernel commits
+the pages that are written. Rows at or past ``length`` are never shown to a reader: what a row sees
 ends at a position, not at the end of a buffer.
 """
 
 from __future__ import annotations
 
+import math
+import mmap
+
 import torch
 
 from ..api import MAX_DRAFT
-from .ops import BLOCK, tensor_bytes
-from .spec import TextSpec
+from .attention import BLOCK
+from .spec import LayerSpec, TextSpec
 
 ROWS = MAX_DRAFT + 1
 """Widest pass over the caches in decoding."""
 
-NEVER = float("-inf")
+KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+
+INT8_MAX = 127.0
+"""Largest magnitude of a quantised key or value: symmetric, so that negation is exact."""
 
 
 def round_up(value: int, step: int) -> int:
@@ -27,138 +34,150 @@ def round_up(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
-class SlidingMasks:
-    """Masks over a ring, as slices of one table.
+def reserve(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, mmap.mmap]:
+    """Zeros that take memory only where they are written to, and the mapping they lie in.
 
-    Slot ``s`` of a ring of ``ring`` rows holds the latest position that is ``s`` modulo ``ring``.
-    Seen from position ``q`` it is ``d = (q - s) mod ring`` behind, and visible iff
-    ``first <= d < window`` and ``d <= q``. That depends on ``q`` only through ``q mod ring`` once
-    ``q >= ring``, so ``2 * ring`` rows (and a pass more) hold every mask there is.
+    Small pages, since a huge one would commit 2 MiB for the first row of each head.
     """
-
-    def __init__(self, window: int, ring: int, first: int, device: torch.device) -> None:
-        self.ring = ring
-        rows = torch.arange(2 * ring + ROWS)
-        slots = torch.arange(ring)
-        behind = (rows[:, None] - slots[None, :]) % ring
-        seen = (behind >= first) & (behind < window) & (behind <= rows[:, None])
-        self.table = torch.where(seen, 0.0, NEVER).to(device)
-
-    def rows(self, position: int, n: int) -> torch.Tensor:
-        """``(n, ring)`` additive mask of positions ``position .. position + n - 1``."""
-        start = position if position < self.ring else self.ring + position % self.ring
-        return self.table[start : start + n]
-
-
-class FullMasks:
-    """Causal masks as slices of one strip: row ``i`` sees keys up to ``position + i``."""
-
-    def __init__(self, capacity: int, device: torch.device) -> None:
-        self.capacity = capacity
-        columns = torch.arange(2 * capacity)
-        seen = columns[None, :] <= capacity + torch.arange(ROWS)[:, None]
-        self.strip = torch.where(seen, 0.0, NEVER).to(device)
-
-    def rows(self, position: int, n: int, keys: int) -> torch.Tensor:
-        """``(n, keys)`` additive mask of positions ``position .. position + n - 1``."""
-        start = self.capacity - position
-        return self.strip[:n, start : start + keys]
+    size = math.prod(shape) * dtype.itemsize
+    area = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    area.madvise(getattr(mmap, "MADV_NOHUGEPAGE", 15))
+    return torch.frombuffer(area, dtype=dtype, count=math.prod(shape)).view(shape), area
 
 
 class LayerCache:
-    """Keys and values of one layer that writes its own: ``(2 * kv_heads, rows, head_dim)``."""
+    """Keys and values of one layer that writes its own.
+
+    Attributes:
+        kv: ``(2 * kv_heads, rows, head_dim)``, keys first; finite everywhere, since a masked key
+            adds weight 0 times its value.
+        scales: ``(2 * kv_heads, rows)`` float32, what int8 rows are multiplied by; else None.
+    """
 
     def __init__(
-        self,
-        sliding: bool,
-        kv_heads: int,
-        head_dim: int,
-        rows: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, layer: LayerSpec, rows: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.sliding = sliding
-        self.kv_heads = kv_heads
-        # Zeros, not empty memory: a masked key adds weight 0 times its value, which must be finite.
-        self.kv = torch.zeros(2 * kv_heads, rows, head_dim, dtype=dtype, device=device)
-        self._split()
+        self.sliding = layer.sliding
+        self.kv_heads = layer.kv_heads
+        self.head_dim = layer.head_dim
+        self.rows = rows
+        self.scales: torch.Tensor | None = None
+        self._areas: list[mmap.mmap] = []
+        self.kv = self._zeros((2 * layer.kv_heads, rows, layer.head_dim), dtype, device)
+        if dtype == torch.int8:
+            self.scales = self._zeros((2 * layer.kv_heads, rows), torch.float32, device)
 
-    def _split(self) -> None:
-        self.k = self.kv[: self.kv_heads]
-        self.v = self.kv[self.kv_heads :]
+    def _zeros(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        if self.sliding or device.type != "cpu":
+            return torch.zeros(shape, dtype=dtype, device=device)
+        zeros, area = reserve(shape, dtype)
+        self._areas.append(area)
+        return zeros
 
-    def grow(self, rows: int) -> None:
-        """Make room for ``rows`` positions of a full layer."""
-        old = self.kv
-        if rows > old.shape[1]:
-            self.kv = torch.zeros(
-                old.shape[0], rows, old.shape[2], dtype=old.dtype, device=old.device
-            )
-            self.kv[:, : old.shape[1]] = old
-            self._split()
+    @property
+    def row_bytes(self) -> int:
+        """Memory of one position."""
+        item = self.kv.element_size() * self.head_dim + (0 if self.scales is None else 4)
+        return 2 * self.kv_heads * item
+
+    def write(self, kv: torch.Tensor, rows: torch.Tensor) -> None:
+        """Put keys and values ``(2 * kv_heads, n, head_dim)`` into ``rows (n,)``."""
+        if self.scales is not None:
+            scales = kv.abs().amax(-1).float() / INT8_MAX
+            kv = (kv / scales.clamp_min(1e-30)[..., None]).round()
+            self.scales.index_copy_(1, rows, scales)
+        self.kv.index_copy_(1, rows, kv.to(self.kv.dtype))
+
+    def read(self, rows: int | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values ``(kv_heads, n, head_dim)`` of the first ``rows``, or of those listed."""
+        if isinstance(rows, int):
+            kv = self.kv[:, :rows]
+            scales = None if self.scales is None else self.scales[:, :rows]
+        else:
+            kv = self.kv.index_select(1, rows)
+            scales = None if self.scales is None else self.scales.index_select(1, rows)
+        if scales is not None:
+            kv = kv.float() * scales[..., None]
+        return kv[: self.kv_heads], kv[self.kv_heads :]
+
+    def fill(self, rows: int, generator: torch.Generator) -> None:
+        """Put noise into the first ``rows``, for a check."""
+        rows = min(rows, self.rows)
+        shape = (2 * self.kv_heads, rows, self.head_dim)
+        noise = torch.randn(shape, generator=generator, device=self.kv.device)
+        self.write(noise, torch.arange(rows, device=self.kv.device))
+
+    @torch.inference_mode()
+    def release(self) -> None:
+        """Give the memory of all rows back; they read as zeros."""
+        for area in self._areas:
+            area.madvise(mmap.MADV_DONTNEED)
+        if not self._areas:
+            self.kv.zero_()
 
 
 class KVCache:
-    """The caches of one sequence and the masks to read them by.
+    """The caches of one sequence.
 
     ``length`` positions are committed; :meth:`commit` moves the pointer, forwards and back.
     """
 
     def __init__(
-        self,
-        spec: TextSpec,
-        max_context: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        *,
-        drafter: bool,
+        self, spec: TextSpec, max_context: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.max_context = max_context
+        self.device = device
         self.length = 0
         self.ring = spec.window + MAX_DRAFT
-        self.capacity_limit = round_up(max_context + ROWS, BLOCK)
-        # One block, or all of a short context: growth copies, and short contexts are cheap.
-        self.capacity = min(self.capacity_limit, 4 * BLOCK)
+        self.capacity = round_up(max_context + ROWS, BLOCK)
         self.layers: dict[int, LayerCache] = {}
         for i, layer in enumerate(spec.layers):
             if layer.kv_source == i:
                 rows = self.ring if layer.sliding else self.capacity
-                self.layers[i] = LayerCache(
-                    layer.sliding, layer.kv_heads, layer.head_dim, rows, dtype, device
-                )
-        self.sliding_masks = SlidingMasks(spec.window, self.ring, 0, device)
-        self.full_masks = FullMasks(self.capacity_limit, device)
-        self.draft_masks = SlidingMasks(spec.window, self.ring, 1, device) if drafter else None
-        self.slots = (torch.arange(2 * self.ring + ROWS) % self.ring).to(device)
+                self.layers[i] = LayerCache(layer, rows, dtype, device)
+        self._written = 0
 
     def reset(self) -> None:
         """Forget the sequence."""
         self.length = 0
 
-    def ensure(self, positions: int) -> None:
-        """Grow the full layers so that ``positions`` rows fit (at most the context and one
-        pass).
-        """
-        if positions <= self.capacity:
-            return
-        self.capacity = min(self.capacity_limit, round_up(max(positions, 2 * self.capacity), BLOCK))
-        for layer in self.layers.values():
-            if not layer.sliding:
-                layer.grow(self.capacity)
-
-    def ring_slots(self, position: int, n: int) -> torch.Tensor:
-        """Slots of positions ``position .. position + n - 1`` (``n`` at most the ring)."""
-        start = position % self.ring
-        return self.slots[start : start + n]
+    def wrote(self, end: int) -> None:
+        """Take note that rows before position ``end`` were written."""
+        self._written = max(self._written, end)
 
     def commit(self, length: int) -> None:
         """Let ``length`` positions stand; rows past them are as if never written."""
         self.length = length
+        self.wrote(length)
+
+    def release(self) -> None:
+        """Forget the sequence and give the memory of the full layers back, where it can be."""
+        self.reset()
+        for layer in self.layers.values():
+            layer.release()
+        self._written = 0
 
     @property
     def bytes(self) -> int:
-        """Memory of keys, values and masks."""
-        masks = [self.sliding_masks.table, self.full_masks.strip]
-        if self.draft_masks is not None:
-            masks.append(self.draft_masks.table)
-        return tensor_bytes(*masks, *(layer.kv for layer in self.layers.values()))
+        """Memory of the rows that were ever written; all of them on a GPU."""
+        total = 0
+        for layer in self.layers.values():
+            rows = layer.rows
+            if not layer.sliding and self.device.type == "cpu":
+                rows = min(round_up(self._written, BLOCK), layer.rows)
+            total += rows * layer.row_bytes
+        return total
+
+
+def cache_bytes(spec: TextSpec, max_context: int, dtype: torch.dtype) -> int:
+    """Bytes of keys and values at the full context."""
+    full = round_up(max_context + ROWS, BLOCK)
+    total = 0
+    for i, layer in enumerate(spec.layers):
+        if layer.kv_source == i:
+            rows = spec.window + MAX_DRAFT if layer.sliding else full
+            scale = 4 if dtype == torch.int8 else 0
+            total += 2 * layer.kv_heads * rows * (layer.head_dim * dtype.itemsize + scale)
+    return total

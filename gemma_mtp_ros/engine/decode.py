@@ -32,9 +32,10 @@ from ..api import (
     Started,
     Stats,
 )
-from .draft_length import draft_length
+from .draft_length import Acceptance, longest_draft
 from .drafter import Drafter
 from .load import LoadedModel, load_model
+from .ops import read_back
 from .sampling import Rules, TokenCounts, choose, penalise, standing
 from .target import Target
 from .text import Detokenizer, StopScanner, Text
@@ -152,6 +153,7 @@ class Engine:
         self.text: Text = model.text
         self.info: ModelInfo = model.info
         self.device = model.target.device
+        self.acceptance = Acceptance()
         self.context = model.info.context
         """Tokens of prompt and completion together: engine.max_context, or the model's own."""
 
@@ -333,7 +335,7 @@ class Engine:
             if counts is not None:
                 logits = penalise(logits, rules, counts.prompt, counts.standing[None, :])
             token = choose(self.model.suppress(logits), rules, 0)
-        shown, kept, _ = sequence.push(token.tolist(), eos)
+        shown, kept, _ = sequence.push(read_back(token), eos)
         sequence.first_s = time.monotonic()
         if counts is not None:
             counts.add(kept)
@@ -372,17 +374,20 @@ class Engine:
         k = 0
         if self.drafter is not None:
             context_left = self.context - cache.length
-            k = draft_length(cap, sequence.limit - index, context_left)
+            k = longest_draft(cap, sequence.limit - index, context_left)
+            if self.model.costs is not None:
+                k = self.acceptance.choose(self.model.costs, k)
         drafts = self._draft(token, state, k, rules, index, counts)
         ids = torch.cat([token, drafts]) if k else token
         hidden, logits = self.target.decode(ids, cache.length)
         if counts is not None:
             logits = penalise(logits, rules, counts.prompt, counts.rows(drafts))
         choices = choose(self.model.suppress(logits), rules, index)
-        both = torch.cat([drafts, choices]).tolist()
+        both = read_back(torch.cat([drafts, choices]))
         kept = standing(both[:k], both[k:])
         chosen = both[k : k + kept + 1]
         cache.commit(cache.length + kept + 1)
+        self.acceptance.add(k, kept)
         sequence.rounds += 1
         for i in range(k):
             sequence.drafted[i] += 1
@@ -400,9 +405,10 @@ class Engine:
         """``(k,)`` drafts: the drafter's own choices under the noise that the target will meet."""
         drafts: list[torch.Tensor] = []
         if k and self.drafter is not None:
-            visible = self.drafter.begin()
+            if self.drafter.recorded is not None and counts is None:
+                return self.drafter.recorded(token, state, k, rules, index)
             for i in range(k):
-                state, hidden = self.drafter.step(token, state, visible)
+                state, hidden = self.drafter.step(token, state)
                 scores, ids = self.drafter.logits(hidden)
                 if counts is not None:
                     so_far = counts.rows(torch.cat(drafts) if drafts else token[:0])[-1:]

@@ -8,113 +8,89 @@ position stays the same within a round (transformers ``Gemma4AssistantForCausalL
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
+from ..api import CheckpointError
 from .checkpoint import Weights
-from .ops import TRANSPOSE_LIMIT, Linear, RmsNorm, attend, group_mask, rotate, tensor_bytes
+from .graphs import RecordedDraft
+from .kernel_pass import KernelDraft
+from .layers import LayerWeights, Store
+from .linear import Linear, Precision
+from .ops import RmsNorm, kernels_for
+from .rope import Rope
 from .spec import DrafterSpec
-from .target import LayerWeights, Target, rope_table
-
-POSITION_OFFSET = 0
-"""Position of the queries, from the count of committed rows.
-
-transformers, llama.cpp and OpenVINO GenAI use 0 (the place of the token not yet processed);
-vLLM, SGLang and mlx-vlm use -1.
-"""
+from .target import Target
+from .torch_pass import TorchDraft, bucket
 
 
 class Drafter:
-    """A drafter tied to one target."""
+    """A drafter tied to one target.
+
+    Attributes:
+        source: whose keys and values are read, by whether the layer is sliding: the target's last
+            layers of each kind that write their own.
+    """
 
     def __init__(
-        self,
-        spec: DrafterSpec,
-        weights: Weights,
-        target: Target,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, spec: DrafterSpec, weights: Weights, target: Target, precision: Precision
     ) -> None:
         self.spec = spec
         self.target = target
-        body = spec.body
-        weights.total = len(weights.entries)
-        table = weights.read("embed_tokens.weight", (body.vocab, body.hidden)).to(device, dtype)
-        small = tensor_bytes(table) <= TRANSPOSE_LIMIT
+        body, device = spec.body, target.device
+        store = Store(precision, device)
+        name = "embed_tokens.weight" if body.tied else "lm_head.weight"
+        self.head = store.for_tables.linear(weights, name, body.vocab, body.hidden)
         if spec.centroids:
-            self.head_rows = table
-            centroids = weights.read(
-                "masked_embedding.centroids.weight", (spec.centroids, body.hidden)
+            self.centroids = store.linear(
+                weights, "masked_embedding.centroids.weight", spec.centroids, body.hidden
             )
-            self.centroids = Linear(centroids.to(device), dtype)
             ordering = weights.read("masked_embedding.token_ordering", (body.vocab,)).long()
+            if int(ordering.min()) < 0 or int(ordering.max()) >= body.vocab:
+                raise CheckpointError(
+                    f"masked_embedding.token_ordering of drafter {weights.folder} names tokens "
+                    f"outside the vocabulary of {body.vocab}; download the checkpoint again"
+                )
             self.clusters = ordering.view(spec.centroids, -1).to(device)
-        else:
-            self.head = Linear(table, dtype, share=not small)
-        self.pre = Linear(
-            weights.read("pre_projection.weight", (body.hidden, 2 * spec.backbone)).to(device),
-            dtype,
-        )
-        self.post = Linear(
-            weights.read("post_projection.weight", (spec.backbone, body.hidden)).to(device), dtype
-        )
+        self.pre = store.linear(weights, "pre_projection.weight", body.hidden, 2 * spec.backbone)
+        self.post = store.linear(weights, "post_projection.weight", spec.backbone, body.hidden)
         self.layers = [
-            LayerWeights(weights, i, body, False, dtype, device) for i in range(len(body.layers))
+            LayerWeights(weights, i, body, False, store) for i in range(len(body.layers))
         ]
         self.norm = RmsNorm(
             weights.read("norm.weight", (body.hidden,)), body.hidden, body.eps, device
         )
-        positions = target.cache.max_context + 1
-        self.rope = {
-            (layer.head_dim, layer.sliding): rope_table(
-                body, layer.head_dim, layer.sliding, positions
-            ).to(device)
-            for layer in body.layers
+        self.rope = Rope(body, device)
+        self.source = {
+            sliding: target.spec.last_writer(sliding)
+            for sliding in {layer.sliding for layer in body.layers}
         }
+        self.torch_draft = TorchDraft(self, target.torch_pass.masks)
+        found = kernels_for(device)
+        self.kernel_draft = None if found is None else KernelDraft(self, found)
+
+        self.recorded: RecordedDraft | None = None
+
+    def record(self, beat: Callable[[], None]) -> None:
+        """Record draft steps, for a GPU."""
+        self.recorded = RecordedDraft(self, beat)
 
     @property
     def weight_bytes(self) -> int:
         """Memory of the weights."""
-        own = [self.pre.weight, self.post.weight]
-        own += (
-            [self.head_rows, self.centroids.weight, self.clusters]
-            if self.spec.centroids
-            else [self.head.weight]
-        )
-        return tensor_bytes(*own) + sum(tensor_bytes(*layer.tensors()) for layer in self.layers)
+        linears: list[Linear] = [self.head, self.pre, self.post]
+        linears += [linear for layer in self.layers for linear in layer.linears()]
+        total = sum(linear.bytes for linear in linears)
+        if self.spec.centroids:
+            total += self.centroids.bytes + self.clusters.numel() * self.clusters.element_size()
+        return total
 
-    def _visible(self, sliding: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Keys, values and mask ``(1, keys)`` of the target's committed rows.
+    def step(self, token: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """One draft step after the target's committed rows.
 
-        In sliding layers those that the target's own rule shows to a query at the next position:
-        ``window - 1`` of them.
-        """
-        cache = self.target.cache
-        store = cache.layers[self.target.spec.last_writer(sliding)]
-        length = cache.length
-        if not sliding or length < self.target.spec.window:
-            return store.k[:, :length], store.v[:, :length], None
-        assert cache.draft_masks is not None
-        keys = min(length, cache.ring)
-        return store.k[:, :keys], store.v[:, :keys], cache.draft_masks.rows(length, 1)[:, :keys]
-
-    def begin(self) -> dict[bool, tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
-        """What every step of a round attends to; the target's rows do not change within one."""
-        kinds = {layer.spec.sliding for layer in self.layers}
-        visible = {}
-        for sliding in kinds:
-            k, v, mask = self._visible(sliding)
-            if mask is not None:
-                mask = group_mask(mask, self.spec.body.q_heads // k.shape[0])
-            visible[sliding] = (k, v, mask)
-        return visible
-
-    def step(
-        self,
-        token: torch.Tensor,
-        state: torch.Tensor,
-        visible: dict[bool, tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One draft step.
+        In sliding layers it sees those that the target's own rule shows to a query at the next
+        position: ``window - 1`` of them.
 
         :param token: ``(1,)`` the last token, drafted or decided.
         :param state: ``(1, backbone)`` the target's post-norm state at the last committed
@@ -122,19 +98,11 @@ class Drafter:
         :return: the state of the next step and the drafter's own post-norm state ``(1, hidden)``
             for :meth:`logits`.
         """
-        position = self.target.cache.length + POSITION_OFFSET
-        x = self.pre(torch.cat([self.target.embed(token), state], 1))
-        for layer in self.layers:
-            spec = layer.spec
-            angles = self.rope[spec.head_dim, spec.sliding][position : position + 1]
-            attention = layer.attention
-            q = attention.qkv(layer.input_norm(x)).view(1, -1, spec.head_dim)
-            k, v, mask = visible[spec.sliding]
-            mixed = attend(rotate(attention.norm(q), angles), k, v, mask)
-            x = layer.post_attention_norm.add_to(x, attention.out(mixed))
-            x = layer.feed_forward(x, None)
-        hidden = self.norm(x)
-        return self.post(hidden), hidden
+        cache = self.target.cache
+        if self.kernel_draft is not None:
+            return self.kernel_draft(token, state, cache.length)
+        at = torch.tensor([cache.length], device=self.target.device)
+        return self.torch_draft(token, state, at, bucket(cache.length, cache.capacity))
 
     def logits(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Scores of the next token: ``(1, candidates)`` and their token ids (None: all tokens).
@@ -146,6 +114,4 @@ class Drafter:
             return self.head(hidden), None
         nearest = self.centroids(hidden).topk(self.spec.centroid_top_k, -1).indices[0]
         ids = self.clusters[nearest].reshape(-1)
-        rows = self.head_rows.index_select(0, ids)
-        scores = torch.mm(hidden.to(rows.dtype), rows.t()).float()
-        return scores, ids
+        return self.head.take(hidden, ids), ids

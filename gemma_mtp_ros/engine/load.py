@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,8 +15,17 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from ..api import CheckpointError, EngineConfig, ErrorCode, GemmaMtpError, ModelInfo
-from .cache import ROWS, round_up
+from ..api import (
+    CheckpointError,
+    EngineConfig,
+    ErrorCode,
+    GemmaMtpError,
+    MemoryUse,
+    ModelInfo,
+)
+from .attention import MASK_BYTES
+from .builder import linear_bytes, table_precision
+from .cache import KV_DTYPES, ROWS, cache_bytes
 from .checkpoint import (
     Weights,
     available_memory,
@@ -22,17 +33,20 @@ from .checkpoint import (
     find_folder,
     read_config,
 )
+from .costs import measure
+from .draft_length import Costs
 from .drafter import Drafter
-from .ops import BLOCK
+from .linear import WORKSPACE as UNPACKED_VALUES
+from .linear import Precision
+from .ops import kernels_for
+from .ple import SMALL_BYTES
 from .spec import DRAFTER_TYPES, TARGET_TYPES, TextSpec, check_pair, drafter_spec, text_spec
-from .target import Target
+from .target import Target, storage_dtype
 from .text import Text
 from .verify import verify
 
 SMALL_MODEL = 64 * 2**20
 """Bytes of weights under which a second CPU thread costs more than it computes."""
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -60,6 +74,8 @@ class LoadedModel:
     bos: int
     info: ModelInfo
     suppressed: torch.Tensor | None
+    costs: Costs | None
+    """What passes and draft steps cost, if the draft length is to follow it."""
 
     def suppress(self, logits: torch.Tensor) -> torch.Tensor:
         """Rule out the tokens that the checkpoint never wants to see."""
@@ -123,31 +139,57 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def cache_bytes(spec: TextSpec, max_context: int, item: int) -> int:
-    """Bytes of keys and values at the full context."""
+def weight_bytes(weights: Weights, precision: Precision, device: torch.device, *, ple: bool) -> int:
+    """Bytes of the text model's tensors in a precision, from the headers.
+
+    :param ple: whether the table of per-layer embeddings is in memory.
+    """
     total = 0
-    for i, layer in enumerate(spec.layers):
-        if layer.kv_source == i:
-            rows = spec.window + ROWS - 1 if layer.sliding else round_up(max_context + ROWS, BLOCK)
-            total += 2 * layer.kv_heads * layer.head_dim * rows * item
+    for entry in weights.text_entries():
+        table = "embed_tokens.weight" in entry.key or "lm_head." in entry.key
+        if "embed_tokens_per_layer" in entry.key:
+            item = 0 if not ple else storage_dtype(precision).itemsize
+            total += math.prod(entry.shape) * item
+        elif len(entry.shape) < 2:
+            total += math.prod(entry.shape) * 4
+        else:
+            kind = table_precision(precision, device) if table else precision
+            out, width = math.prod(entry.shape[:-1]), entry.shape[-1]
+            total += linear_bytes(out, width, kind)
     return total
 
 
-def weight_bytes(weights: Weights, item: int) -> int:
-    """Bytes of the text model's tensors at ``item`` bytes a value."""
-    total = 0
-    for key, entry in weights.entries.items():
-        if key.startswith(weights.prefix or ""):
-            count = 1
-            for size in entry.shape:
-                count *= size
-            total += count * item
-    return total
+def ple_in_memory(spec: TextSpec, where: str, precision: str) -> bool:
+    """Whether the table of per-layer embeddings is kept in memory."""
+    if not spec.ple or where != "auto":
+        return bool(spec.ple) and where == "memory"
+    width = len(spec.layers) * spec.ple
+    return spec.ple_vocab * width * storage_dtype(precision).itemsize <= SMALL_BYTES
+
+
+def workspace_bytes(spec: TextSpec, precision: Precision, chunk: int, context: int) -> int:
+    """Largest temporaries of a prefill chunk and of a pass, and the rotary tables; an estimate."""
+    widest = max(layer.ffn for layer in spec.layers)
+    heads = max(layer.head_dim * (spec.q_heads + 2 * layer.kv_heads) for layer in spec.layers)
+    ple = len(spec.layers) * spec.ple
+    row = 4 * (3 * spec.hidden + 3 * widest + 2 * heads + 3 * ple)
+    kv = max(2 * layer.kv_heads * layer.head_dim for layer in spec.layers)
+    keys = min(context, spec.window + chunk)
+    # A product of many rows unpacks a part of its weight.
+    unpacked = 2 * UNPACKED_VALUES if precision in ("int8", "int4") else 0
+    return chunk * row + 2 * 4 * kv * keys + MASK_BYTES + 3 * 4 * ROWS * spec.vocab + unpacked
 
 
 def revision_of(folder: Path) -> str:
     """Commit of a snapshot in the Hugging Face cache, else empty."""
     return folder.name if folder.parent.name == "snapshots" else ""
+
+
+def give_back_freed() -> None:
+    """Return what reading left free in the C library's heap to the system, where it can be."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
 
 
 def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> LoadedModel:
@@ -157,8 +199,11 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
     """
     begin = time.monotonic()
     device = pick_device(config.device)
-    dtype = DTYPES[config.weights]
-    drafter_dtype = dtype if config.drafter_weights == "same" else DTYPES[config.drafter_weights]
+    precision = config.weights
+    drafter_precision = precision if config.drafter_weights == "same" else config.drafter_weights
+    kv_dtype = config.kv_dtype
+    if kv_dtype == "auto":
+        kv_dtype = "float32" if precision == "float32" else "bfloat16"
     folder = find_folder(config.model, "model")
     hf_config = read_config(folder, TARGET_TYPES, "model")
     text_config = hf_config.get_text_config()
@@ -166,17 +211,23 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
     weights = Weights(folder, "model")
     progress("checkpoint", 0.0)
     context = min(config.max_context, spec.max_positions)
-    needed = weight_bytes(weights, dtype.itemsize) + cache_bytes(spec, context, dtype.itemsize)
+    kv = cache_bytes(spec, context, KV_DTYPES[kv_dtype])
+    ple = ple_in_memory(spec, config.ple, precision)
+    needed = weight_bytes(weights, precision, device, ple=ple) + kv
+    needed += workspace_bytes(spec, precision, config.prefill_chunk, context)
     draft_spec = draft_weights = None
     if config.drafter:
         draft_folder = find_folder(config.drafter, "drafter")
         draft_spec = drafter_spec(read_config(draft_folder, DRAFTER_TYPES, "drafter"))
         check_pair(spec, draft_spec, str(folder), str(draft_folder))
         draft_weights = Weights(draft_folder, "drafter")
-        needed += weight_bytes(draft_weights, drafter_dtype.itemsize)
+        needed += weight_bytes(draft_weights, drafter_precision, device, ple=False)
     check_memory(needed, available_memory(), config.memory_reserve_mib * 1024 * 1024)
     if device.type == "cpu" and config.threads == 0 and needed < SMALL_MODEL:
         torch.set_num_threads(1)
+    found = kernels_for(device)
+    if found is not None:
+        found.set_threads(torch.get_num_threads())
     text = Text(folder)
     generation = generation_defaults(folder, text_config)
     if text.size > spec.vocab:
@@ -190,36 +241,57 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
             spec,
             weights,
             max_context=context,
-            dtype=dtype,
+            precision=precision,
+            kv_dtype=kv_dtype,
+            ple="memory" if ple else "disk",
             device=device,
             reproducible=config.reproducible,
-            drafter=draft_spec is not None,
         )
         drafter = None
         if draft_spec is not None and draft_weights is not None:
             draft_weights.progress = progress
-            drafter = Drafter(draft_spec, draft_weights, target, drafter_dtype, device)
+            drafter = Drafter(draft_spec, draft_weights, target, drafter_precision)
+        weights.forget()
+        if draft_weights is not None:
+            draft_weights.forget()
+        give_back_freed()
+        if device.type == "cuda":
+            progress("record", 0.0)
+            target.record(lambda: progress("record", 0.5))
+            if drafter is not None:
+                drafter.record(lambda: progress("record", 0.5))
         progress("verify", 0.0)
         reproducible = (
             verify(target, lambda: progress("verify", 0.5)) if config.reproducible else "off"
         )
+        costs = None
+        if config.adaptive_draft and drafter is not None:
+            progress("measure", 0.0)
+            costs = measure(target, drafter, lambda: progress("measure", 0.5))
     suppressed = None
     if generation.suppressed:
         suppressed = torch.tensor(generation.suppressed, device=device)
-    held = target.weight_bytes + target.cache.bytes + (drafter.weight_bytes if drafter else 0)
+    memory = MemoryUse(
+        weights=target.weight_bytes,
+        drafter=drafter.weight_bytes if drafter else 0,
+        ple=target.ple.bytes if target.ple else 0,
+        kv=kv,
+        workspace=workspace_bytes(spec, precision, config.prefill_chunk, context),
+    )
     info = ModelInfo(
         model=config.model,
         drafter=config.drafter,
-        precision=config.weights,
+        precision=precision,
         revision=revision_of(folder),
         context=context,
         vocabulary=spec.vocab,
-        bytes=held,
+        bytes=memory.total,
+        memory=memory,
         reproducible=reproducible,
         device=str(device),
         load_s=time.monotonic() - begin,
     )
     bos = text_config.bos_token_id
     return LoadedModel(
-        target, drafter, text, generation, 0 if bos is None else bos, info, suppressed
+        target, drafter, text, generation, 0 if bos is None else bos, info, suppressed, costs
     )

@@ -69,17 +69,34 @@ def _mix64_tensor(value: torch.Tensor) -> torch.Tensor:
     return value ^ ((value >> 31) & ((1 << 33) - 1))
 
 
+def place_keys(seed: int, first_index: int, rows: int) -> list[int]:
+    """Signed 64-bit keys of the places ``first_index .. first_index + rows - 1``."""
+    return [_signed(mix64(mix64(seed) + (first_index + i + 1) * GOLDEN)) for i in range(rows)]
+
+
+def uniform_of(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Numbers in (0, 1), float64 ``(rows, m)``, for places with keys ``(rows,)``.
+
+    :param ids: token ids, ``(m,)`` for all rows alike or ``(rows, m)``.
+    """
+    bits = _mix64_tensor(keys[:, None] + (ids + 1) * _signed(GOLDEN))
+    # 52 bits: with 53 the largest would round to 1, whose noise is infinite.
+    return (((bits >> 12) & ((1 << 52) - 1)).double() + 0.5) * 2.0**-52
+
+
+def gumbel_of(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Standard Gumbel noise ``(rows, m)`` float64; arguments as :func:`uniform_of`."""
+    return -torch.log(-torch.log(uniform_of(keys, ids)))
+
+
 def uniform(seed: int, first_index: int, rows: int, ids: torch.Tensor) -> torch.Tensor:
     """Numbers in (0, 1), float64, for places ``first_index .. first_index + rows - 1``.
 
     :param ids: token ids, ``(m,)`` for all rows alike or ``(rows, m)``.
     :return: ``(rows, m)``; an entry depends on (seed, place, token id) alone.
     """
-    keys = [_signed(mix64(mix64(seed) + (first_index + i + 1) * GOLDEN)) for i in range(rows)]
-    base = torch.tensor(keys, dtype=torch.int64, device=ids.device)[:, None]
-    bits = _mix64_tensor(base + (ids + 1) * _signed(GOLDEN))
-    # 52 bits: with 53 the largest would round to 1, whose noise is infinite.
-    return (((bits >> 12) & ((1 << 52) - 1)).double() + 0.5) * 2.0**-52
+    keys = place_keys(seed, first_index, rows)
+    return uniform_of(torch.tensor(keys, dtype=torch.int64, device=ids.device), ids)
 
 
 def gumbel(seed: int, first_index: int, rows: int, ids: torch.Tensor) -> torch.Tensor:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import torch
 
+from .attention import BLOCK
 from .cache import ROWS
-from .ops import BLOCK
 from .target import Target
 
 SPLITS = ((1,) * 12, (8, 4), (3, 5, 4), (2, 7, 1, 2), (6, 6), (5, 1, 6))
@@ -43,12 +43,11 @@ def verify(target: Target, beat: Callable[[], None]) -> str:
         return f"not checked: a context of {cache.max_context} tokens is too short for it"
     verdict = "verified"
     for length in starts(target):
-        cache.ensure(length + TOKENS + ROWS)
         reference = None
         for split in SPLITS:
             noise = torch.Generator(target.device).manual_seed(length)
             for layer in cache.layers.values():
-                layer.kv.normal_(generator=noise)
+                layer.fill(length + TOKENS + ROWS, noise)
             rows, at = [], 0
             for width in split:
                 beat()
@@ -67,7 +66,5 @@ def verify(target: Target, beat: Callable[[], None]) -> str:
                 break
         if verdict != "verified":
             break
-    for layer in cache.layers.values():
-        layer.kv.zero_()
-    cache.reset()
+    cache.release()
     return verdict

@@ -129,12 +129,19 @@ TABLE: tuple[Spec, ...] = (
     # Drafting.
     _spec("draft.max_length", 4, """Most tokens drafted in one round; 0: no drafts. The watchdog
         may lower it.""", when=LIVE, low=0, high=MAX_DRAFT),
+    _spec("draft.adaptive", False, """Draft as many tokens as pay, by costs measured at configure
+        and the acceptance seen, at most draft.max_length; false: always that many."""),
     # The engine process.
     _spec("engine.device", "auto", "Where the model runs.", choices=("auto", "cpu", "cuda")),
-    _spec("engine.weights", "float32", "Number format of the target's weights.",
-        choices=("float32", "bfloat16")),
+    _spec("engine.weights", "float32", """Number format of the target's weights. int8 is for a CPU;
+        int4 keeps embedding tables and heads in int8 (bfloat16 on a GPU).""",
+        choices=("float32", "bfloat16", "int8", "int4")),
     _spec("engine.drafter_weights", "same", "Number format of the drafter's weights.",
-        choices=("same", "float32", "bfloat16")),
+        choices=("same", "float32", "bfloat16", "int8", "int4")),
+    _spec("engine.kv_dtype", "auto", """Number format of keys and values; auto: float32 for float32
+        weights, else bfloat16.""", choices=("auto", "float32", "bfloat16", "int8")),
+    _spec("engine.ple", "auto", """Where the table of per-layer embeddings of an E-size target lies;
+        auto: in memory up to 64 MiB, else on disk.""", choices=("auto", "disk", "memory")),
     _spec("engine.reproducible", True, """The same bits for every draft length, checked at
         configure; false is faster, and near ties between tokens may fall differently."""),
     _spec("engine.max_context", 4096, "Most tokens of prompt and answer together.",

@@ -108,6 +108,7 @@ class Settings:
             for name, value in self._values.items()
             if name.startswith("engine.")
         }
+        fields["adaptive_draft"] = self["draft.adaptive"]
         fields["model"], fields["drafter"] = resolve_pair(self["model"], self["drafter"])
         try:
             return EngineConfig(**fields)
