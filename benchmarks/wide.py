@@ -53,10 +53,12 @@ def _randomise(model: Any) -> None:
                 value.fill_(1.0)
 
 
-def make_pair(folder: Path) -> tuple[Path, Path]:
+def make_pair(folder: Path, small: bool = False) -> tuple[Path, Path]:
     """Save a random pair as transformers does: a target like the larger kinds, an E-size drafter.
 
     The tokenizer is the embedded pair's.
+
+    :param small: a sixteenth of the widths and a quarter of the layers, to test the benchmark.
     """
     import torch
     from transformers import (
@@ -66,8 +68,10 @@ def make_pair(folder: Path) -> tuple[Path, Path]:
         Gemma4TextConfig,
     )
 
+    part = 16 if small else 1
+    periods = 1 if small else 4
     heads: dict[str, Any] = {
-        "vocab_size": 32768,
+        "vocab_size": 32768 // part,
         "head_dim": 128,
         "global_head_dim": 256,
         "num_key_value_heads": 2,
@@ -77,19 +81,19 @@ def make_pair(folder: Path) -> tuple[Path, Path]:
     }
     config = Gemma4TextConfig(
         **heads,
-        hidden_size=1024,
-        intermediate_size=4096,
-        num_hidden_layers=24,
+        hidden_size=1024 // part,
+        intermediate_size=4096 // part,
+        num_hidden_layers=6 * periods,
         num_attention_heads=8,
-        layer_types=[SLIDING, SLIDING, SLIDING, SLIDING, SLIDING, FULL] * 4,
+        layer_types=[SLIDING, SLIDING, SLIDING, SLIDING, SLIDING, FULL] * periods,
         num_kv_shared_layers=0,
         final_logit_softcapping=30.0,
         eos_token_id=[1],
     )
     body = Gemma4TextConfig(
         **heads,
-        hidden_size=256,
-        intermediate_size=2048,
+        hidden_size=256 // part,
+        intermediate_size=2048 // part,
         num_hidden_layers=4,
         num_attention_heads=4,
         layer_types=[SLIDING, SLIDING, SLIDING, FULL],
@@ -106,7 +110,7 @@ def make_pair(folder: Path) -> tuple[Path, Path]:
                 text_config=body,
                 backbone_hidden_size=config.hidden_size,
                 use_ordered_embeddings=True,
-                num_centroids=256,
+                num_centroids=256 // part,
                 centroid_intermediate_top_k=16,
             )
         )
@@ -294,14 +298,17 @@ def prompt_of(engine: Engine, tokens: int) -> str:
     return text * (tokens // len(engine.text.encode((), text)))
 
 
-def rows(threads: int, repeats: int, show: Callable[[str], None]) -> list[Row]:
-    """Measure; goals with the figures that have one."""
+def rows(threads: int, repeats: int, show: Callable[[str], None], small: bool = False) -> list[Row]:
+    """Measure; goals with the figures that have one.
+
+    :param small: as :func:`make_pair`; the figures mean nothing then.
+    """
     import torch
 
     found: list[Row] = []
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         show("making a model of 400M random parameters")
-        pair = make_pair(Path(folder))
+        pair = make_pair(Path(folder), small)
         adaptive = {"adaptive_draft": True}
         engines = {
             name: load(pair, weights, threads, **adaptive)

@@ -18,6 +18,7 @@ import tiny
 REPOSITORY = Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
+from benchmarks import wide  # noqa: E402
 from benchmarks.common import Row, commit, interleaved, machine, quantile, report  # noqa: E402
 from benchmarks.decode import ratio_rows  # noqa: E402
 
@@ -120,12 +121,24 @@ def test_the_machine_is_described_and_not_named() -> None:
 @pytest.mark.timeout(600)
 def test_decode_agrees_with_transformers(pair: tuple[str, str], tmp_path: Path) -> None:
     options = ["--model", pair[0], "--drafter", pair[1], "--prompts", "2", "--repeats", "1"]
+    options += ["--wide-repeats", "0"]
     rows = figures("decode", tmp_path / "f", *options, "--max-new-tokens", "24", "--threads", "1")
     for name in ("plain_vs_hf", "mtp4_vs_hf_assisted4", "mtp4_vs_plain"):
         assert rows[f"pair.{name}"] > 0
         assert rows[f"pair.{name}_reproducible"] > 0
     for case, mode in itertools.product(("plain", "mtp2", "mtp4", "mtp6"), ("", "_reproducible")):
         assert rows[f"pair.{case}{mode}.same_tokens"] == 1.0
+
+
+@pytest.mark.slow
+def test_the_large_model_of_decode_in_small() -> None:
+    found = {row.name: row.value for row in wide.rows(1, 2, lambda stage: None, small=True)}
+    for name in ("row1_vs_flinear", "v5"):
+        assert found[f"wide.bf16_{name}"] > 0
+        assert found[f"wide.int8_{name}"] > 0
+    assert found["wide.oracle_bf16"] > 0
+    assert found["wide.oracle_int8"] > 0
+    assert found["wide.ttft_1000_vs_hf"] > 0
 
 
 @pytest.mark.slow
