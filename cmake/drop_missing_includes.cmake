@@ -1,7 +1,7 @@
 # Copyright 2026 The gemma_mtp_ros Authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# For the ROS 2 wheels of the Python package index only; scripts/build.sh passes this file in
+# For the ROS 2 wheels of the Python package index only; scripts/setup.sh passes this file in
 # CMAKE_PROJECT_INCLUDE. Imported targets of these wheels name include directories of the machine
 # that built them (/opt/python/cp3XX-cp3XX/...). CMake stops at a directory that does not exist, so
 # these are taken out; rosidl finds Python's and numpy's headers of this machine by itself.

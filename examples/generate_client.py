@@ -29,7 +29,7 @@ goal = Generate.Goal(prompt=" ".join(sys.argv[1:]) or "Bring Anna the red cup fr
 sent = client.send_goal_async(goal, goal_uuid=mine)
 rclpy.spin_until_future_complete(node, sent)
 if not sent.result().accepted:
-    sys.exit("rejected: configure and activate the node first")
+    sys.exit("rejected: the node is not active (is it still loading?)")
 ended = sent.result().get_result_async()
 rclpy.spin_until_future_complete(node, ended)
 result = ended.result().result  # result.text is the whole answer

@@ -67,6 +67,7 @@ def statistics(stats: Stats) -> Table:
     """What an answer cost."""
     table = Table.grid(padding=(0, 2))
     rounds, drafted, accepted = stats.rounds, sum(stats.drafted_at), sum(stats.accepted_at)
+    passes = "pass" if rounds == 1 else "passes"
     rows = {
         "tokens/s": (
             f"{stats.tokens_per_second:.0f}" if stats.tokens_per_second else "-",
@@ -80,7 +81,10 @@ def statistics(stats: Stats) -> Table:
             _ratio(stats.acceptance_rate),
             f"{accepted} of {drafted} drafted tokens" if drafted else "nothing was drafted",
         ),
-        "tokens per target pass": (_ratio(stats.tokens_per_pass), f"{rounds} passes"),
+        "tokens per target pass": (
+            _ratio(stats.tokens_per_pass),
+            f"{rounds} {passes}",
+        ),
     }
     for name, (value, detail) in rows.items():
         table.add_row(name, Text(value, "bold", justify="right"), Text(detail, "dim"))
@@ -94,6 +98,8 @@ def _ratio(value: float) -> str:
 def plan_table(plan: Sequence[dict[str, Any]]) -> Table:
     """The steps of a plan: action, and what it is about."""
     table = Table("step", "action", "with", title_justify="left")
+    if not plan:
+        table.add_row("-", "nothing to do", "")
     for number, step in enumerate(plan, 1):
         rest = ", ".join(
             f"{key}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"

@@ -111,7 +111,7 @@ install() {
     say "gemma_mtp_ros: adding the test tools to .venv (the log is .ws/log/pip.log)."
   else
     say "gemma_mtp_ros: installing ROS 2 Jazzy, torch and transformers into .venv (once; the log is .ws/log/pip.log)."
-    say "  torch's usual wheel brings CUDA: 2.9 GB to download, 5.3 GB on disk. With PIP_EXTRA_INDEX_URL set to"
+    say "  torch's usual wheel brings CUDA: up to 2.9 GB to download, 5.3 GB on disk. With PIP_EXTRA_INDEX_URL set to"
     say "  PyTorch's CPU index it is 0.4 GB and 1.7 GB. Free on this disk: $free_gb GB."
   fi
   say "[1/4] $("$python" --version) ($(command -v "$python")): environment .venv"
@@ -153,7 +153,7 @@ build() {
     . "$root/scripts/activate.sh" --no-workspace
     colcon --log-base "$ws/log" build --symlink-install --paths . \
       --build-base "$ws/build" --install-base "$ws/install" --event-handlers console_direct+ \
-      --cmake-args -G Ninja -DBUILD_TESTING=OFF "-DPython3_EXECUTABLE=$venv/bin/python" \
+      --cmake-args -G Ninja -DBUILD_TESTING=ON "-DPython3_EXECUTABLE=$venv/bin/python" \
       -DPython3_FIND_VIRTUALENV=ONLY "-DCMAKE_PROJECT_INCLUDE=$root/cmake/drop_missing_includes.cmake"
   ) > "$ws/log/build.log" 2>&1; then
     tail -n 30 "$ws/log/build.log" >&2

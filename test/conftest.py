@@ -11,8 +11,9 @@ import pytest
 
 # Idle OpenMP threads spin: more of them than free cores make tiny models ten times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
-os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
+# A domain of their own, whatever the shell's is: a robot's node must not hear the tests.
+os.environ["ROS_DOMAIN_ID"] = os.environ.get("GEMMA_MTP_TEST_DOMAIN", str(1 + os.getpid() % 100))
+os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
 if os.environ.get("ROS_DISTRO") == "humble":
     os.environ.setdefault("ROS_LOCALHOST_ONLY", "1")
 

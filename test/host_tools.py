@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import string
@@ -129,7 +130,8 @@ def children() -> list[int]:
     """Processes whose parent is this one, zombies too."""
     found: list[int] = []
     for path in Path("/proc/self/task").glob("*/children"):
-        found += map(int, path.read_text().split())
+        with contextlib.suppress(FileNotFoundError):  # a thread that ends meanwhile
+            found += map(int, path.read_text().split())
     return found
 
 

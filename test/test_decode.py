@@ -23,6 +23,7 @@ from gemma_mtp_ros.api import (
     Request,
     Started,
 )
+from gemma_mtp_ros.engine import decode
 from gemma_mtp_ros.engine.decode import Engine, RoundControl
 
 SAMPLINGS = {
@@ -272,6 +273,27 @@ def test_template_adds_one_beginning_of_sequence(engine):
     ids = engine.text.encode((Message(role="user", content="Hi"),), None)
     assert ids.count(2) == 1
     assert ids[0] == 2
+
+
+def test_short_memory_drops_the_cache_first_and_refuses_then(engine, monkeypatch):
+    asked = request("Bring the red cup.", max_new_tokens=300)
+    run(engine, asked)
+    cache, reserve = engine.target.cache, engine.config.memory_reserve_mib * 2**20
+    held, free = cache.bytes, []
+
+    def available():
+        free.append(reserve - 1 if cache.bytes == held else reserve + held)
+        return free[-1]
+
+    monkeypatch.setattr(decode, "available_memory", available)
+    assert run(engine, asked)[1].error_code == ErrorCode.NONE
+    assert len(free) == 2  # short, then enough once the last goal's rows were dropped
+    monkeypatch.setattr(decode, "available_memory", lambda: reserve - 1)
+    (refused,) = engine.generate(asked, lambda: RoundControl(0))
+    assert refused.error_code == ErrorCode.OUT_OF_MEMORY
+    assert "engine.memory_reserve_mib" in refused.error_msg
+    monkeypatch.setattr(decode, "available_memory", lambda: None)
+    assert run(engine, asked)[1].error_code == ErrorCode.NONE
 
 
 def test_warm_leaves_nothing_behind(engine):

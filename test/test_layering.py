@@ -19,6 +19,7 @@ PACKAGE = Path(__file__).parent.parent / "gemma_mtp_ros"
 # Modules beside the folders. What host and engine both speak is the border.
 TOP_LEVEL = {
     "__init__": "border",
+    "__main__": "cli",
     "__version__": "border",
     "api": "border",
     "control": "border",

@@ -162,11 +162,15 @@ class KVCache:
     @property
     def bytes(self) -> int:
         """Memory of the rows that were ever written; all of them on a GPU."""
+        return self.bytes_at(self._written)
+
+    def bytes_at(self, positions: int) -> int:
+        """Memory once ``positions`` rows are written."""
         total = 0
         for layer in self.layers.values():
             rows = layer.rows
             if not layer.sliding and self.device.type == "cpu":
-                rows = min(round_up(self._written, BLOCK), layer.rows)
+                rows = min(round_up(positions, BLOCK), layer.rows)
             total += rows * layer.row_bytes
         return total
 

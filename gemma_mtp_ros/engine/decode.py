@@ -32,6 +32,7 @@ from ..api import (
     Started,
     Stats,
 )
+from .checkpoint import available_memory
 from .draft_length import Acceptance, longest_draft
 from .drafter import Drafter
 from .load import LoadedModel, load_model
@@ -251,7 +252,29 @@ class Engine:
             or self.config.max_new_tokens
         )
         limit = min(limit, context - len(prompt))
+        self._make_room(len(prompt) + limit)
         return Sequence(request, prompt, self._rules(request), limit, self.text)
+
+    def _make_room(self, positions: int) -> None:
+        """See that keys and values of a request find memory; drop those of the last one if not.
+
+        :raises RequestError: when the rest of the robot would be left too little.
+        """
+        cache, reserve = self.target.cache, self.config.memory_reserve_mib * 2**20
+        for last in (False, True):
+            free = available_memory()
+            growth = max(0, cache.bytes_at(positions) - cache.bytes)
+            if free is None or free >= reserve + growth:
+                return
+            if last:
+                raise RequestError(
+                    f"the goal may need {growth // 2**20} MiB for keys and values and "
+                    f"{reserve // 2**20} MiB are kept for the rest of the robot "
+                    f"(engine.memory_reserve_mib), but {free // 2**20} MiB are available; ask for "
+                    "fewer tokens (max_new_tokens) or free memory",
+                    ErrorCode.OUT_OF_MEMORY,
+                )
+            cache.release()
 
     def generate(self, request: Request, poll: Poll) -> Iterator[Started | Piece | Finish]:
         """Serve a request: one ``Started``, a ``Piece`` a round, one ``Finish``.

@@ -130,8 +130,7 @@ def pick_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise GemmaMtpError(
             "engine.device is cuda, but this torch sees no CUDA device; install a torch build "
-            "for this "
-            "board or set engine.device: cpu",
+            "for this board or set engine.device to cpu",
             ErrorCode.BACKEND_UNAVAILABLE,
         )
     if name == "auto":

@@ -252,7 +252,8 @@ class GenerateServer:
         if self._host is not None:
             return GoalResponse.ACCEPT
         self._node.get_logger().warning(
-            "a goal was rejected because the node is not active; configure and activate it first"
+            "a goal was rejected because the node is not active: wait while it loads, or configure "
+            "and activate it"
         )
         return GoalResponse.REJECT
 

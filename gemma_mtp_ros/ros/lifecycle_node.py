@@ -147,6 +147,7 @@ class GemmaMtpNode(LifecycleNodeMixin, Node):
             if latest is not None:
                 self._stamp(latest[1])
             begun_s = time.monotonic()
+            self.get_logger().info(f"configuring: loading {config.model}")
             info = host.start()
         except BaseException:
             self._host = None
@@ -201,6 +202,7 @@ class GemmaMtpNode(LifecycleNodeMixin, Node):
         )
         if not self._generate.wait_idle(END_GOALS_S):
             self.get_logger().warning(f"a goal has not ended within {END_GOALS_S} s of deactivate")
+        self.get_logger().info("inactive: takes no goals, keeps the model")
         return TransitionCallbackReturn.SUCCESS
 
     def _release(self) -> TransitionCallbackReturn:
@@ -210,6 +212,7 @@ class GemmaMtpNode(LifecycleNodeMixin, Node):
         if host is not None:
             host.stop()
             self._restarts_before += host.restarts
+            self.get_logger().info("the model was given back")
         self._generate.wait_idle(END_GOALS_S)
         if self._given_up:
             return TransitionCallbackReturn.ERROR
