@@ -11,7 +11,7 @@ import dataclasses
 import enum
 from collections.abc import Mapping
 
-from gemma_mtp_ros.api import ModelInfo
+from gemma_mtp_ros.api import MemoryUse, ModelInfo
 from gemma_mtp_ros.telemetry.policy import Decision, Level
 from gemma_mtp_ros.telemetry.reading import Reading
 
@@ -112,13 +112,20 @@ def watchdog(latest: tuple[Reading, Decision] | None, age_s: float, stale_after_
     return Status("watchdog", health, said, values)
 
 
-def memory(available_mib: float | None, engine_mib: float | None, reserve_mib: int) -> Status:
-    """Memory left to the robot, against `engine.memory_reserve_mib`."""
+def memory(
+    available_mib: float | None,
+    engine_mib: float | None,
+    reserve_mib: int,
+    held: MemoryUse | None = None,
+) -> Status:
+    """Memory left to the robot, against `engine.memory_reserve_mib`; what the engine `held` for."""
     values = {
         "available_mib": _shown(available_mib, 0),
         "engine_mib": "none" if engine_mib is None else f"{engine_mib:.0f}",
         "reserve_mib": str(reserve_mib),
     }
+    if held is not None:
+        values |= {f"{name}_mib": f"{size / 2**20:.1f}" for name, size in held}
     if available_mib is None:
         return Status("memory", Health.STALE, "the available memory cannot be read", values)
     said = f"{available_mib:.0f} MiB available"

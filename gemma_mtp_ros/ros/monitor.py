@@ -108,6 +108,7 @@ class Monitor:
                 _available_mib(),
                 host.memory_mib if host is not None else None,
                 self._settings["engine.memory_reserve_mib"],
+                None if host is None or host.info is None else host.info.memory,
             ),
             health.queue(
                 host.queue_depth if host is not None else 0,

@@ -14,7 +14,7 @@ from rclpy.clock import Clock, ClockType
 
 from gemma_mtp_ros import api
 from gemma_mtp_ros.action import Generate
-from gemma_mtp_ros.api import ErrorCode, Finish, FinishReason, RequestError, Stats
+from gemma_mtp_ros.api import ErrorCode, Finish, FinishReason, MemoryUse, RequestError, Stats
 from gemma_mtp_ros.msg import ChatMessage, PowerState, SamplingParams, ToolCall
 from gemma_mtp_ros.ros import health
 from gemma_mtp_ros.ros.convert import (
@@ -204,5 +204,8 @@ def test_a_sensor_that_is_missing_is_never_healthy() -> None:
     assert health.memory(None, None, 256).health is Health.STALE
     assert health.memory(100.0, 50.0, 256).health is Health.WARN
     assert health.memory(1000.0, 50.0, 256).health is Health.OK
+    held = health.memory(1000.0, 50.0, 256, MemoryUse(weights=3 * 2**20)).values
+    assert held["weights_mib"] == "3.0"
+    assert held["drafter_mib"] == "0.0"
     assert health.queue(4, 4, True, {}).health is Health.WARN
     assert health.queue(0, 0, True, {}).health is Health.OK
