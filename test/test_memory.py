@@ -71,6 +71,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("weights", "ple"), [("bfloat16", "memory"), ("int8", "disk"), ("int4", "disk")]
 )
