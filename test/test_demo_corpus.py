@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import islice
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from gemma_mtp_ros.demo import DRAFTER_DIR, TARGET_DIR, corpus, vocabulary
 from gemma_mtp_ros.demo.evaluate import extract_plan, plan_matches
+from gemma_mtp_ros.demo.speech import plural
 from gemma_mtp_ros.demo.tokenizer import CHAT_TEMPLATE, SPACED_WORDS
 
 KEYS = {
@@ -94,13 +96,45 @@ def test_what_is_said_first_is_not_always_done_first():
     assert sooner
 
 
+def test_a_pronoun_stands_for_what_was_named():
+    drawn = list(islice(corpus.examples(9), 2_000))
+    told = [e for e in drawn if re.search(r"\b(give|hand) (it|them) to\b", e.instruction)]
+    assert told
+    for example in told:
+        picked = {step["object"] for step in example.plan if step["action"] == "pick"}
+        given = {step["object"] for step in example.plan if step["action"] == "give"}
+        assert given
+        assert given <= picked
+    values = {str(value) for e in drawn for step in e.plan for value in step.values()}
+    assert not values & {"it", "them", "me", "you"}
+
+
+def test_an_instruction_has_one_meaning():
+    plans: dict[str, str] = {}
+    for example in islice(corpus.examples(10), 10_000):
+        plan = corpus.dump_plan(example.plan)
+        assert plans.setdefault(example.instruction, plan) == plan
+
+
+def test_places_are_named_with_and_without_a_number():
+    places = {
+        step["to"]
+        for example in islice(corpus.examples(11), 5_000)
+        for step in example.plan
+        if step["action"] == "navigate"
+    }
+    assert "hall" in places
+    assert any(re.fullmatch(r"hall \d+", place) for place in places)
+    assert "user" in places  # "come here"
+
+
 @pytest.mark.parametrize(
     ("noun", "many"),
     [("cup", "cups"), ("box", "boxes"), ("battery", "batteries"), ("toy car", "toy cars"),
-     ("glass", "glasses"), ("wrench", "wrenches"), ("key card", "key cards")],
+     ("glass", "glasses"), ("wrench", "wrenches"), ("cup of tea", "cups of tea")],
 )  # fmt: skip
 def test_plural(noun, many):
-    assert corpus.plural(noun) == many
+    assert plural(noun) == many
 
 
 PLAN = ({"action": "navigate", "to": "kitchen"}, {"action": "dock"})
@@ -153,9 +187,10 @@ def test_a_listed_name_is_the_same_few_tokens_wherever_it_stands(tokenizer):
 
     for name in (*vocabulary.PLACES, *vocabulary.PEOPLE, *vocabulary.OBJECTS):
         ids = encode(name)
-        assert len(ids) == 2 * len(name.split()) - 1  # a token for each word and each space
+        # A token for each word, each space and each hyphen; "of" takes its space along.
+        assert len(ids) == len(re.findall("(?: of)|[A-Za-z]+|[ -]", name))
         assert encode(f'"{name}"')[1:-1] == ids
-        if name.split()[0] not in SPACED_WORDS:
+        if re.split("[ -]", name)[0] not in SPACED_WORDS:
             assert encode(f" {name}")[1:] == ids
 
 

@@ -10,7 +10,7 @@ function words get a token with the space in front ("▁the"), by a merge of the
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from tokenizers import (
 
 VOCAB_SIZE = 1280
 SPACE = "▁"
+TURN_HEADER = 3  # "<|turn>", the role and a line break: no part of what is learned
 
 PAD, EOS, BOS, UNK, MASK = "<pad>", "<eos>", "<bos>", "<unk>", "<mask>"
 TURN_START, TURN_END = "<|turn>", "<turn|>"
@@ -40,7 +41,7 @@ BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
 # Words that take their space along.
 SPACED_WORDS = (
     "the", "to", "and", "then", "in", "on", "a", "an", "from", "it", "up", "you", "will", "I",
-    "me", "for", "before", "first", "please", "is", "of", "them", "that", "with", "after",
+    "me", "for", "before", "first", "please", "is", "of", "them", "that", "with", "my",
 )  # fmt: skip
 
 # The shape of Gemma 4's template for text: one <bos>, a system turn as such, "model" for the
@@ -107,6 +108,24 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Token
         single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, vocab[BOS])]
     )
     return tokenizer
+
+
+def encode_conversation(
+    tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]
+) -> tuple[list[int], list[bool]]:
+    """Token ids of a conversation in the chat template, and the positions to learn from."""
+    ids = [SPECIAL_TOKENS.index(BOS)]
+    predicts = [False]
+    for message in messages:
+        learned = message["role"] == "assistant"
+        role = "model" if learned else message["role"]
+        text = f"{TURN_START}{role}\n{message['content']}{TURN_END}\n"
+        turn = tokenizer.encode(text, add_special_tokens=False).ids
+        ids += turn
+        # From the header's line break (predicts the first token) to the token before <turn|>.
+        inner = len(turn) - TURN_HEADER - 1
+        predicts += [False] * (TURN_HEADER - 1) + [learned] * inner + [False] * 2
+    return ids, predicts
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:

@@ -14,12 +14,11 @@ The recipe, in three parts, all text drawn anew from the seed (nothing is seen t
    `UNROLL` steps as it will when drafting (constant position, its own projected state carried
    on, keys and values of committed tokens alone), and learns the target's distribution at each.
 
-Needs about 4 GB of memory; time and results are in pair/README.md.
+Needs about 9 GB of memory; time and results are in pair/README.md.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
@@ -47,78 +46,17 @@ from transformers import (
 from gemma_mtp_ros.demo import corpus
 from gemma_mtp_ros.demo import tokenizer as tok
 from gemma_mtp_ros.demo.evaluate import plan_matches
+from gemma_mtp_ros.demo.recipe import (
+    DRAFTER,
+    SOFT_CAP,
+    TARGET,
+    WINDOW,
+    Progress,
+    Recipe,
+    parse_arguments,
+)
 
 UNROLL = 6  # draft steps that the drafter is trained for
-EVERY = 20  # steps between two lines of progress
-WINDOW = 64
-SOFT_CAP = 30.0
-LAYERS = ["sliding_attention", "full_attention"]
-TURN_HEADER = 3  # "<|turn>", the role and a line break are no part of what is learned
-
-
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-    """What is spent; the defaults made the pair in the package."""
-
-    seed: int = 1
-    target_steps: int = 600
-    drafter_steps: int = 300
-    batch_tokens: int = 8192
-    matrix_lr: float = 0.02
-    other_lr: float = 3e-3
-    warmup_steps: int = 100
-    compile: bool = True
-
-
-def target_config() -> Gemma4TextConfig:
-    """Six layers, sliding and full in turn; the last two read the keys of the two before."""
-    return Gemma4TextConfig(  # type: ignore[call-arg]  # takes global_head_dim by **kwargs
-        vocab_size=tok.VOCAB_SIZE,
-        vocab_size_per_layer_input=tok.VOCAB_SIZE,
-        hidden_size=256,
-        intermediate_size=448,
-        num_hidden_layers=6,
-        layer_types=LAYERS * 3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        global_head_dim=64,
-        hidden_size_per_layer_input=16,
-        num_kv_shared_layers=2,
-        use_double_wide_mlp=True,
-        sliding_window=WINDOW,
-        final_logit_softcapping=SOFT_CAP,
-        max_position_embeddings=2048,
-        pad_token_id=tok.SPECIAL_TOKENS.index(tok.PAD),
-        bos_token_id=tok.SPECIAL_TOKENS.index(tok.BOS),
-        eos_token_id=tok.SPECIAL_TOKENS.index(tok.EOS),
-    )
-
-
-def drafter_config(target: Gemma4TextConfig) -> Gemma4AssistantConfig:
-    """Two narrow layers, queries only, with the heads that fit the target's keys and values."""
-    return Gemma4AssistantConfig(
-        backbone_hidden_size=target.hidden_size,
-        text_config=Gemma4TextConfig(  # type: ignore[call-arg]
-            vocab_size=target.vocab_size,
-            vocab_size_per_layer_input=0,
-            hidden_size=128,
-            intermediate_size=256,
-            num_hidden_layers=2,
-            layer_types=LAYERS,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=32,
-            global_head_dim=64,
-            hidden_size_per_layer_input=0,
-            num_kv_shared_layers=2,
-            sliding_window=WINDOW,
-            max_position_embeddings=target.max_position_embeddings,
-            pad_token_id=target.pad_token_id,
-            bos_token_id=target.bos_token_id,
-            eos_token_id=target.eos_token_id,
-        ),
-    )
 
 
 @torch.no_grad()
@@ -142,28 +80,12 @@ class Batch:
             self.predicts[i, : len(ids)] = torch.tensor(predicts)
 
 
-def encode(tokenizer: Tokenizer, messages: list[corpus.Message]) -> tuple[list[int], list[bool]]:
-    """Token ids of a conversation in the chat template, and the positions to learn from."""
-    ids = [tok.SPECIAL_TOKENS.index(tok.BOS)]
-    predicts = [False]
-    for message in messages:
-        learned = message["role"] == "assistant"
-        role = "model" if learned else message["role"]
-        text = f"{tok.TURN_START}{role}\n{message['content']}{tok.TURN_END}\n"
-        turn = tokenizer.encode(text, add_special_tokens=False).ids
-        ids += turn
-        # From the header's line break (predicts the first token) to the token before <turn|>.
-        inner = len(turn) - TURN_HEADER - 1
-        predicts += [False] * (TURN_HEADER - 1) + [learned] * inner + [False] * 2
-    return ids, predicts
-
-
 def batches(tokenizer: Tokenizer, seed: int, batch_tokens: int) -> Iterator[Batch]:
     """Batches of conversations of like length, about `batch_tokens` tokens each, without end."""
     generator = torch.Generator().manual_seed(seed)
     stream = corpus.conversations(seed)
     while True:
-        rows = [encode(tokenizer, messages) for messages in islice(stream, 4096)]
+        rows = [tok.encode_conversation(tokenizer, messages) for messages in islice(stream, 4096)]
         rows.sort(key=lambda row: len(row[0]))
         groups: list[Batch] = []
         while rows:
@@ -223,35 +145,6 @@ def train_target(model: Gemma4ForCausalLM, data: Iterator[Batch], recipe: Recipe
         optimiser.step(loss)
         right = (logits.argmax(-1) == wanted).float().mean()
         report.step(batch.ids.numel(), loss=loss.item(), token_accuracy=right.item())
-
-
-class Progress:
-    """A line every `EVERY` steps: means since the last, tokens per second, minutes left."""
-
-    def __init__(self, name: str, steps: int) -> None:
-        self.name, self.steps, self.done, self.tokens = name, steps, 0, 0
-        self.sums: dict[str, float] = {}
-        self.start = time.monotonic()
-        self.lap = self.start
-
-    def step(self, tokens: int, **values: float) -> None:
-        self.done += 1
-        self.tokens += tokens
-        for key, value in values.items():
-            self.sums[key] = self.sums.get(key, 0.0) + value
-        if self.done % EVERY and self.done != self.steps:
-            return
-        now = time.monotonic()
-        count = (self.done - 1) % EVERY + 1
-        means = "  ".join(f"{key} {value / count:.4f}" for key, value in self.sums.items())
-        left = (now - self.lap) / count * (self.steps - self.done) / 60
-        print(
-            f"{self.name} {self.done}/{self.steps}  {means}  "
-            f"{self.tokens / (now - self.start):.0f} tokens/s  {left:.0f} min left",
-            flush=True,
-        )
-        self.sums.clear()
-        self.lap = now
 
 
 @dataclasses.dataclass
@@ -437,21 +330,9 @@ def evaluate_pair(out: Path, count: int, free_names: float, dtype: torch.dtype) 
 
 
 def main() -> None:
-    """Parse the command line and run the recipe."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder for target/ and drafter/")
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default 2)")
-    parser.add_argument("--held-out", type=int, default=200, help="instructions to measure on")
-    for field in dataclasses.fields(Recipe):
-        option = "--" + field.name.replace("_", "-")
-        if field.name == "compile":
-            parser.add_argument("--no-compile", dest="compile", action="store_false")
-        else:
-            parser.add_argument(option, type=type(field.default), default=field.default)
-    arguments = parser.parse_args()
-    recipe = Recipe(**{f.name: getattr(arguments, f.name) for f in dataclasses.fields(Recipe)})
+    """Run the recipe of the command line."""
+    arguments = parse_arguments(__doc__)
+    recipe = arguments.recipe
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(recipe.seed)
     print(json.dumps(dataclasses.asdict(recipe)), flush=True)
@@ -459,12 +340,15 @@ def main() -> None:
 
     texts = (
         message["content"]
-        for messages in islice(corpus.conversations(recipe.seed), 40_000)
+        for messages in islice(corpus.conversations(recipe.seed, free_names=0.0), 40_000)
         for message in messages
     )
     tokenizer = tok.train_tokenizer(texts)
-    target = Gemma4ForCausalLM(target_config())
-    drafter = Gemma4AssistantForCausalLM(drafter_config(target.config))
+    target = Gemma4ForCausalLM(Gemma4TextConfig(**TARGET))
+    drafter_text = Gemma4TextConfig(**DRAFTER)
+    drafter = Gemma4AssistantForCausalLM(
+        Gemma4AssistantConfig(backbone_hidden_size=TARGET["hidden_size"], text_config=drafter_text)
+    )
     for name, model in (("target", target), ("drafter", drafter)):
         initialise(model)
         print(f"{name}: {sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
