@@ -5,16 +5,20 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import io
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 from pydantic import ValidationError
 
 from .. import __version__
 from ..api import MAX_DRAFT, GemmaMtpError, one_sentence
+
+PRECISIONS = ("float32", "bfloat16", "int8", "int4")
 
 MISTAKE = 2
 """Exit status for what the user can put right."""
@@ -28,6 +32,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End the process with the sentence."""
         self.exit(MISTAKE, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[Parser]
 
 
 def _integer(low: int, high: int) -> Callable[[str], int]:
@@ -48,6 +56,39 @@ def parser() -> Parser:
     top = Parser(prog="gemma-mtp", description="Gemma 4 with its MTP drafter, without ROS.")
     top.add_argument("--version", action="version", version=f"gemma-mtp {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_ask(commands)
+    _add_bench(commands)
+    return top
+
+
+def _add_model(command: argparse.ArgumentParser) -> None:
+    """Options of every command that loads a model."""
+    command.add_argument(
+        "--model",
+        required=True,
+        metavar="NAME",
+        help="folder of a Gemma 4 target, name of a downloaded Hugging Face repository, or demo "
+        "for the embedded pair",
+    )
+    command.add_argument(
+        "--drafter",
+        default="",
+        metavar="NAME",
+        help="the MTP drafter of this target, named like --model; none: no drafts (default: the "
+        "embedded one with --model demo, else none)",
+    )
+    command.add_argument(
+        "--no-reproducible",
+        dest="reproducible",
+        action="store_false",
+        help="faster; near ties between tokens may fall differently with another draft length",
+    )
+    command.add_argument("--threads", type=int, default=0, metavar="N", help="CPU threads")
+    command.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    command.add_argument("--weights", choices=PRECISIONS, default="float32")
+
+
+def _add_ask(commands: Commands) -> None:
     ask = commands.add_parser(
         "ask",
         help="ask a model once, in this process",
@@ -56,20 +97,7 @@ def parser() -> Parser:
         "target brought share a colour. Ctrl-C ends the answer at the next round.",
     )
     ask.add_argument("prompt", metavar="PROMPT", help="what to ask; - reads the standard input")
-    ask.add_argument(
-        "--model",
-        required=True,
-        metavar="NAME",
-        help="folder of a Gemma 4 target, name of a downloaded Hugging Face repository, or demo "
-        "for the embedded pair",
-    )
-    ask.add_argument(
-        "--drafter",
-        default="",
-        metavar="NAME",
-        help="the MTP drafter of this target, named like --model; none: no drafts (default: the "
-        "embedded one with --model demo, else none)",
-    )
+    _add_model(ask)
     ask.add_argument("--system", default="", metavar="TEXT", help="system prompt")
     ask.add_argument(
         "--draft-length",
@@ -86,17 +114,6 @@ def parser() -> Parser:
         "--seed", type=int, metavar="N", help="same seed, same answer (default: drawn at random)"
     )
     ask.add_argument(
-        "--no-reproducible",
-        dest="reproducible",
-        action="store_false",
-        help="faster; near ties between tokens may fall differently with another draft length",
-    )
-    ask.add_argument("--threads", type=int, default=0, metavar="N", help="CPU threads")
-    ask.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    ask.add_argument(
-        "--weights", choices=("float32", "bfloat16", "int8", "int4"), default="float32"
-    )
-    ask.add_argument(
         "--max-context",
         type=int,
         default=4096,
@@ -108,7 +125,54 @@ def parser() -> Parser:
     ask.add_argument(
         "--json", action="store_true", help="one JSON object with answer and statistics at the end"
     )
-    return top
+
+
+def _add_bench(commands: Commands) -> None:
+    bench = commands.add_parser(
+        "bench",
+        help="measure what decoding costs on this board",
+        description="Load a model, time its passes, its draft steps and its answers at every "
+        "draft length, and compare with what the bandwidth of the memory would allow.",
+    )
+    _add_model(bench)
+    bench.add_argument(
+        "--drafter-weights",
+        choices=("same", *PRECISIONS),
+        default="same",
+        help="precision of the drafter (default: that of --weights)",
+    )
+    bench.add_argument(
+        "--kv-dtype",
+        choices=("auto", "float32", "bfloat16", "int8"),
+        default="auto",
+        help="precision of keys and values",
+    )
+    bench.add_argument(
+        "--context",
+        type=_integer(1, 262_144),
+        default=200,
+        metavar="N",
+        help="tokens in the caches when passes are timed, and of the prompt whose first token is "
+        "(default: %(default)s)",
+    )
+    bench.add_argument(
+        "--tokens",
+        type=_integer(2, 8192),
+        default=48,
+        metavar="N",
+        help="most tokens of an answer (default: %(default)s)",
+    )
+    bench.add_argument(
+        "--repeats",
+        type=_integer(1, 1000),
+        default=3,
+        metavar="N",
+        help="turns, of which medians are taken (default: %(default)s)",
+    )
+    bench.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
+    bench.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw them into this file, .png or .svg"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -120,9 +184,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdin.reconfigure(errors="surrogateescape")
     options = parser().parse_args(argv)
     try:
-        from . import ask
-
-        return ask.run(options)
+        command = importlib.import_module(f"{__package__}.{options.command}")
+        status: int = command.run(options)
+        return status
     except ValidationError as error:
         field, rest = one_sentence(error).split(" ", 1)
         return _mistake(f"--{field.replace('_', '-')} {rest}")

@@ -8,7 +8,8 @@ both come from small sets, so that all are made at configure and no round alloca
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +34,16 @@ def buckets(capacity: int) -> list[int]:
     return found
 
 
+@functools.cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream that everything is warmed up and captured on.
+
+    cuBLAS keeps a workspace of up to 32 MiB for each stream that it is called on. With one stream
+    there is one, allocated in the first warm-up and so outside the graphs' pool.
+    """
+    return torch.cuda.Stream(device)
+
+
 class Recording:
     """A function without arguments that works on fixed memory, as a CUDA graph.
 
@@ -46,14 +57,14 @@ class Recording:
         self._graph: torch.cuda.CUDAGraph | None = None
         if device.type != "cuda":
             return
-        stream = torch.cuda.Stream(device)
+        stream = side_stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP_CALLS):
                 run()
         torch.cuda.current_stream(device).wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream):
             run()
 
     def __call__(self) -> None:
@@ -61,6 +72,31 @@ class Recording:
             self._run()
         else:
             self._graph.replay()
+
+
+class Pool:
+    """Memory that recordings share, and how much it came to."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._handle: Any = None
+        self._reserved_before = 0
+        if device.type == "cuda":
+            self._handle = torch.cuda.graph_pool_handle()
+            torch.cuda.empty_cache()
+            self._reserved_before = torch.cuda.memory_reserved(device)
+
+    def record(self, run: Callable[[], None]) -> Recording:
+        """Record a function; see :class:`Recording`."""
+        return Recording(run, self._device, self._handle)
+
+    def bytes(self, buffers: Iterable[torch.Tensor | None]) -> int:
+        """Memory of the fixed buffers and of all recordings, those of the driver aside."""
+        total = sum(b.numel() * b.element_size() for b in buffers if b is not None)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+            total += max(0, torch.cuda.memory_reserved(self._device) - self._reserved_before)
+        return total
 
 
 class RecordedTarget:
@@ -81,14 +117,15 @@ class RecordedTarget:
             self.ple = torch.zeros(ROWS, len(spec.layers) * spec.ple, device=device)
         self.hidden = torch.zeros(ROWS, spec.hidden, device=device)
         self.logits = torch.zeros(ROWS, spec.vocab, device=device)
-        pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        pool = Pool(device)
         self._recordings: dict[tuple[int, int], Recording] = {}
         self.keys = buckets(target.cache.capacity)
         for keys in reversed(self.keys):  # the largest first: the pool need not grow
             for n in reversed(self.widths):
-                run = self._runner(n, keys)
-                self._recordings[n, keys] = Recording(run, device, pool)
+                self._recordings[n, keys] = pool.record(self._runner(n, keys))
                 beat()
+        self.bytes = pool.bytes((self.ple, self.hidden, self.logits))
+        """Memory of fixed buffers and graphs."""
 
     def _runner(self, n: int, keys: int) -> Callable[[], None]:
         def run() -> None:
@@ -130,21 +167,26 @@ class RecordedDraft:
         self.noise_keys = torch.zeros(ROWS, dtype=torch.long, device=device)
         self.temperature = torch.zeros((), dtype=torch.double, device=device)
         self.vocabulary = torch.arange(drafter.spec.body.vocab, device=device)
-        pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        self._recordings: dict[int, Recording] = {}
+        pool = Pool(device)
+        self._recordings: dict[tuple[int, bool], Recording] = {}
         self.keys = buckets(drafter.target.cache.capacity)
         for keys in reversed(self.keys):
-            self.step.zero_()
-            self._recordings[keys] = Recording(self._runner(keys), device, pool)
-            beat()
+            for drawn in (False, True):
+                self.step.zero_()
+                self._recordings[keys, drawn] = pool.record(self._runner(keys, drawn))
+                beat()
+        self.bytes = pool.bytes((self.state, self.vocabulary))
+        """Memory of fixed buffers and graphs."""
 
-    def _runner(self, keys: int) -> Callable[[], None]:
+    def _runner(self, keys: int, drawn: bool) -> Callable[[], None]:
         def run() -> None:
             state, hidden = self.drafter.torch_draft(self.token, self.state, self.at, keys)
             scores, ids = self.drafter.logits(hidden)
             ids = self.vocabulary if ids is None else ids
-            noise = gumbel_of(self.noise_keys.index_select(0, self.step), ids)
-            best = (scores.double() + self.temperature * noise).argmax(-1)
+            if drawn:  # noise in float64 for a whole vocabulary takes a small GPU a while
+                noise = gumbel_of(self.noise_keys.index_select(0, self.step), ids)
+                scores = scores.double() + self.temperature * noise
+            best = scores.argmax(-1)
             self.token.copy_(ids.index_select(0, best))
             self.state.copy_(state)
             self.drafts.index_copy_(0, self.step, self.token)
@@ -165,9 +207,11 @@ class RecordedDraft:
         self.state.copy_(state)
         self.at.fill_(length)
         self.step.zero_()
-        self.temperature.fill_(rules.temperature)
-        noise = place_keys(rules.seed, index, k)
-        self.noise_keys[:k] = torch.tensor(noise, dtype=torch.long, device=self.at.device)
+        drawn = rules.temperature > 0.0
+        if drawn:
+            self.temperature.fill_(rules.temperature)
+            noise = place_keys(rules.seed, index, k)
+            self.noise_keys[:k] = torch.tensor(noise, dtype=torch.long, device=self.at.device)
         for _ in range(k):
-            self._recordings[keys]()
+            self._recordings[keys, drawn]()
         return self.drafts[:k].clone()

@@ -13,12 +13,20 @@ from typing import TYPE_CHECKING
 import torch
 
 from .attention import BLOCK, additive, attend, attend_blocks
+from .cache import KVCache, round_up
 from .ops import rotate
 from .spec import DRAFT_POSITION_OFFSET
 
 if TYPE_CHECKING:
     from .drafter import Drafter
     from .target import Target
+
+
+ALIGNED = 8
+"""Values that the rows of a mask are a multiple of apart; else torch copies it in each attention.
+
+(``preprocess_mask`` of its memory-efficient kernel.)
+"""
 
 
 class Masks:
@@ -32,16 +40,27 @@ class Masks:
         self.window = window
         self.ring = ring
         self.columns = torch.arange(capacity, device=device)
-        self.slots = torch.arange(ring, device=device)
+        self.slots = torch.arange(round_up(ring, ALIGNED), device=device)
 
-    def full(self, at: torch.Tensor, keys: int, first: int = 0) -> torch.Tensor:
+    def full(
+        self, at: torch.Tensor, keys: int, first: int = 0, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
         """Additive ``(n, keys)``: positions up to ``at - first``."""
-        return additive(self.columns[None, :keys] <= at[:, None] - first)
+        return additive(self.columns[None, :keys] <= at[:, None] - first).to(dtype)
 
-    def sliding(self, at: torch.Tensor, first: int = 0) -> torch.Tensor:
+    def sliding(
+        self, at: torch.Tensor, first: int = 0, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
         """Additive ``(n, ring)``: from ``first`` to ``window - 1`` positions behind."""
         behind = (at[:, None] - self.slots) % self.ring
-        return additive((behind >= first) & (behind < self.window) & (behind <= at[:, None]))
+        seen = (behind >= first) & (behind < self.window) & (behind <= at[:, None])
+        return additive(seen).to(dtype)[:, : self.ring]
+
+
+def read_dtype(cache: KVCache) -> torch.dtype:
+    """What a cache's keys and values are when they are read; int8 ones are multiplied out."""
+    layer = next(iter(cache.layers.values()))
+    return torch.float32 if layer.scales is not None else layer.kv.dtype
 
 
 def bucket(end: int, capacity: int) -> int:
@@ -58,6 +77,7 @@ class TorchPass:
     def __init__(self, target: Target) -> None:
         cache = target.cache
         self.target = target
+        self.read_dtype = read_dtype(cache)
         self.masks = Masks(target.spec.window, cache.ring, cache.capacity, target.device)
 
     def __call__(
@@ -75,7 +95,12 @@ class TorchPass:
         n, ring = ids.shape[0], cache.ring
         x = target.embed(ids)
         mixed_ple = target.mix_ple(x, ple)
-        masks = {True: self.masks.sliding(at), False: self.masks.full(at, keys)}
+        # Natural-width attention takes masks in the dtype of the keys: converted here, once.
+        dtype = torch.float32 if target.reproducible else self.read_dtype
+        masks = {
+            True: self.masks.sliding(at, dtype=dtype),
+            False: self.masks.full(at, keys, dtype=dtype),
+        }
         slots, rope = at % ring, target.rope.at(at)
         heads = target.spec.q_heads
         for i, layer in enumerate(target.layers):
@@ -108,6 +133,7 @@ class TorchDraft:
     def __init__(self, drafter: Drafter, masks: Masks) -> None:
         self.drafter = drafter
         self.masks = masks
+        self.mask_dtype = read_dtype(drafter.target.cache)
 
     def __call__(
         self, token: torch.Tensor, state: torch.Tensor, at: torch.Tensor, keys: int
@@ -121,8 +147,8 @@ class TorchDraft:
         cache = drafter.target.cache
         x = drafter.pre(torch.cat([drafter.target.embed(token), state], 1))
         masks = {
-            True: self.masks.sliding(at, first=1),
-            False: self.masks.full(at, keys, first=1),
+            True: self.masks.sliding(at, 1, self.mask_dtype),
+            False: self.masks.full(at, keys, 1, self.mask_dtype),
         }
         rope = drafter.rope.at(at + DRAFT_POSITION_OFFSET)
         for layer in drafter.layers:

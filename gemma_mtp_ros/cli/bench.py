@@ -1,0 +1,288 @@
+# Copyright 2026 The gemma_mtp_ros Authors
+# SPDX-License-Identifier: Apache-2.0
+"""``gemma-mtp bench``: what decoding costs on this board, and what its memory would allow."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import os
+import re
+import statistics
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
+from ..api import (
+    MAX_DRAFT,
+    EngineConfig,
+    Finish,
+    FinishReason,
+    GemmaMtpError,
+    Message,
+    Request,
+    RequestError,
+    SamplingParams,
+    Stats,
+)
+from ..models import DEMO, resolve_pair
+from .figures import machine, rotated, write_rows
+from .findings import ADAPTIVE, Findings, Speed, Total, notes, plot, rows, tables
+
+if TYPE_CHECKING:
+    from ..engine.decode import Engine, RoundControl
+    from ..engine.draft_length import Costs
+
+PROMPTS = (
+    "You are a service robot in a hospital. List the steps to bring a glass of water from the "
+    "kitchen to room 12, one a line.",
+    "A visitor asks: where is the lift? It is past the front desk, on the left. Answer in one "
+    "friendly sentence.",
+    "The battery is at 18 percent and two deliveries are waiting. Say what the robot should do "
+    "next, and why, in three sentences.",
+)
+"""What is asked of any model but the embedded one."""
+
+FILLER = "Take the red cup to the kitchen and wait for the nurse. "
+_OPTIONS = re.compile(
+    r"engine\.(max_context|device|weights|drafter_weights|kv_dtype|threads|reproducible)"
+)
+_PLOTS = (".png", ".svg")
+
+Beat = Callable[[], None]
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, print, write; return the exit status.
+
+    Raises:
+        GemmaMtpError: what is asked for cannot be done; says what to change.
+        pydantic.ValidationError: an option is out of its bounds.
+    """
+    check_files(options.json, options.plot)
+    config = make_config(options)
+    with _progress(Console(stderr=True)) as steps:
+        try:
+            engine = _load(config, steps)
+            found = measure(engine, options, steps)
+        except GemmaMtpError as error:
+            raise type(error)(as_options(str(error)), error.code) from error
+    console = Console()
+    for table in tables(found):
+        console.print(table)
+    for note in notes(found, options.repeats):
+        console.print(note, style="dim", highlight=False, soft_wrap=True)
+    import torch
+
+    gpu = torch.cuda.get_device_name(engine.device) if engine.device.type == "cuda" else None
+    described = machine(torch.get_num_threads(), gpu)
+    said = ", ".join(f"{key} {value}" for key, value in described.items() if value)
+    console.print(said, style="dim", highlight=False, soft_wrap=True)
+    try:
+        if options.json is not None:
+            write_rows(options.json, described, rows(found))
+        if options.plot is not None:
+            plot(found, options.plot)
+    except OSError as error:
+        raise RequestError(f"{error.filename} cannot be written: {error.strerror}") from error
+    return 0
+
+
+def check_files(json_file: Path | None, plot_file: Path | None) -> None:
+    """Refuse at once what could not be written after minutes of measuring.
+
+    Raises:
+        RequestError: naming the file and the remedy.
+    """
+    for option, file in (("--json", json_file), ("--plot", plot_file)):
+        folder = None if file is None else file.absolute().parent
+        if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK)):
+            raise RequestError(
+                f"{option} {file} lies in a folder that cannot be written to; give another"
+            )
+    if plot_file is None:
+        return
+    if plot_file.suffix not in _PLOTS:
+        raise RequestError(f"--plot {plot_file} ends neither in {' nor in '.join(_PLOTS)}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise RequestError("--plot needs matplotlib; pip install matplotlib, or leave --plot out")
+
+
+def make_config(options: argparse.Namespace) -> EngineConfig:
+    """What the engine is made with; its context has room for all that is measured.
+
+    Raises:
+        pydantic.ValidationError: a value is out of its bounds.
+    """
+    model, drafter = resolve_pair(options.model, options.drafter)
+    return EngineConfig(
+        model=model,
+        drafter=drafter,
+        device=options.device,
+        weights=options.weights,
+        drafter_weights=options.drafter_weights,
+        kv_dtype=options.kv_dtype,
+        reproducible=options.reproducible,
+        threads=options.threads,
+        max_context=max(1024, options.context + options.tokens + MAX_DRAFT + 1),
+    )
+
+
+def as_options(sentence: str) -> str:
+    """Name options where the engine names the node's parameters."""
+    sentence = _OPTIONS.sub(lambda found: "--" + found[1].replace("_", "-"), sentence)
+    return sentence.replace("--max-context", "--context")
+
+
+@contextlib.contextmanager
+def _progress(console: Console) -> Iterator[Callable[[str, int], Beat]]:
+    """A bar on a terminal, and nothing elsewhere: steps(what, how many) gives what to call after
+    each.
+    """
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=30))
+    with Progress(
+        *columns,
+        MofNCompleteColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bar:
+        task = bar.add_task("", total=1)
+
+        def steps(what: str, count: int) -> Beat:
+            bar.reset(task, description=what, total=count)
+            return lambda: bar.advance(task)
+
+        yield steps
+
+
+def _load(config: EngineConfig, steps: Callable[[str, int], Beat]) -> Engine:
+    steps("importing torch", 1)
+    from ..engine import bounds
+
+    bounds.let_idle_threads_sleep()
+    bounds.apply_to_torch(config)
+    from ..engine.decode import Engine
+
+    steps("loading", 1)
+    return Engine.load(config, lambda stage, fraction: None)
+
+
+def measure(
+    engine: Engine, options: argparse.Namespace, steps: Callable[[str, int], Beat]
+) -> Findings:
+    """All figures of a loaded engine.
+
+    Raises:
+        RequestError: the model has no room for the context asked for.
+    """
+    import torch
+
+    from ..engine import costs as engine_costs
+
+    context, repeats = options.context, options.repeats
+    if context + options.tokens + MAX_DRAFT + 1 > engine.context:
+        raise RequestError(
+            f"--context {context} and --tokens {options.tokens} do not fit the {engine.context} "
+            "tokens that this model allows; give less"
+        )
+    with torch.inference_mode():
+        passes = (repeats + 1) * (MAX_DRAFT + 1) + len(engine.target.cache.layers)
+        beat = steps("timing passes", passes)
+        costs = engine_costs.measure(engine.target, engine.drafter, beat, context, repeats)
+        steps("measuring memory bandwidth", 1)
+        size = engine_costs.pass_bytes(engine.target, context)
+        bandwidth = engine_costs.bandwidth(engine.device, size, repeats)
+    engine.warm("", lambda: _control(0))
+    prompt_tokens, ttft_s = first_token(engine, context, repeats, steps)
+    speeds = decode(engine, requests(engine, options), costs, repeats, steps)
+    return Findings(engine.info, context, costs, prompt_tokens, ttft_s, speeds, size, bandwidth)
+
+
+def requests(engine: Engine, options: argparse.Namespace) -> list[Request]:
+    """The built-in prompts: held-out instructions for the embedded pair."""
+    if options.model == DEMO:
+        from ..demo.corpus import held_out
+
+        texts = [example.instruction for example in held_out(len(PROMPTS))]
+    else:
+        texts = list(PROMPTS)
+    sampling = SamplingParams(temperature=0.0, max_new_tokens=options.tokens)
+    return [
+        Request(id="bench", messages=(Message(role="user", content=text),), sampling=sampling)
+        for text in texts
+    ]
+
+
+def _control(draft_length: int) -> RoundControl:
+    from ..engine.decode import RoundControl
+
+    return RoundControl(draft_length)
+
+
+def answer(engine: Engine, request: Request, draft_length: int) -> Stats:
+    """What an answer costs with drafts of at most this length.
+
+    Raises:
+        GemmaMtpError: the engine refuses the request.
+    """
+    control = _control(draft_length)
+    for event in engine.generate(request, lambda: control):
+        if isinstance(event, Finish):
+            if event.finish_reason is FinishReason.ERROR:
+                raise GemmaMtpError(event.error_msg, event.error_code)
+            return event.stats
+    raise AssertionError("the engine ended without saying how")
+
+
+def first_token(
+    engine: Engine, tokens: int, repeats: int, steps: Callable[[str, int], Beat]
+) -> tuple[int, float]:
+    """Length of a prompt of about so many tokens, and seconds from it to its first token."""
+    each = len(engine.text.encode((), FILLER))
+    request = Request(
+        id="bench",
+        raw_prompt=FILLER * max(1, tokens // each),
+        sampling=SamplingParams(temperature=0.0, max_new_tokens=1),
+    )
+    beat = steps("timing the first token", repeats + 1)
+    found = []
+    for _ in range(repeats + 1):
+        found.append(answer(engine, request, 0))
+        beat()
+    return found[0].prompt_tokens, statistics.median(stats.ttft_s for stats in found[1:])
+
+
+def decode(
+    engine: Engine,
+    asked: list[Request],
+    costs: Costs,
+    repeats: int,
+    steps: Callable[[str, int], Beat],
+) -> dict[int, Speed]:
+    """Decoding at every draft length and at the engine's own, in turns."""
+    from ..engine.draft_length import Acceptance
+
+    lengths = [0] if engine.drafter is None else [*range(MAX_DRAFT + 1), ADAPTIVE]
+    speeds = {k: Speed() for k in lengths}
+    engine.acceptance = Acceptance()
+    adaptive = Acceptance()
+    beat = steps("decoding", repeats * len(lengths) * len(asked))
+    for turn in range(repeats):
+        for k in rotated(lengths, turn):
+            own = k == ADAPTIVE
+            engine.model.costs = costs if own else None
+            engine.acceptance = adaptive if own else Acceptance()
+            total = Total()
+            for request in asked:
+                stats = answer(engine, request, min(k, MAX_DRAFT))
+                total.add(stats)
+                speeds[k].total.add(stats)
+                beat()
+            speeds[k].rates.append(total.rate)
+    engine.model.costs = None
+    return speeds
