@@ -169,7 +169,7 @@ def load(pair: tuple[Path, Path], weights: str, threads: int, **fields: Any) -> 
         weights=weights,
         threads=threads,
         max_context=2048,
-        prefill_chunk=512,
+        prefill_chunk=1024,
         **fields,
     )
     return Engine.load(config, lambda stage, fraction: None)

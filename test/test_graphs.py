@@ -22,6 +22,7 @@ from gemma_mtp_ros.api import MAX_DRAFT
 from gemma_mtp_ros.engine.experts import Experts
 from gemma_mtp_ros.engine.graphs import buckets
 from gemma_mtp_ros.engine.linear import CudaLinear, Linear
+from gemma_mtp_ros.engine.sampling import Rules, TokenCounts, penalise
 
 
 @pytest.fixture(scope="module", params=[tiny.E_SIZE, tiny.K_EQ_V], ids=lambda kind: kind.name)
@@ -163,3 +164,12 @@ def test_the_check_sees_what_it_is_for(away):
     ):
         with pytest.raises((AssertionError, RuntimeError, NotImplementedError)):
             mistake()
+
+
+def test_penalties_read_nothing_back():
+    counts = TokenCounts(8, [1, 2], AWAY)
+    drafts = torch.zeros(3, dtype=torch.long, device=AWAY)
+    logits = torch.zeros(4, 8, device=AWAY)
+    with torch.no_grad(), StaysAway():
+        rules = Rules(repetition_penalty=1.2, presence_penalty=0.1, frequency_penalty=0.2)
+        assert penalise(logits, rules, counts.prompt, counts.rows(drafts)).shape == (4, 8)

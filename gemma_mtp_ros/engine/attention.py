@@ -82,14 +82,33 @@ def attend_chunk(
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
+def by_head(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``a[h] @ b[h]``, head by head.
+
+    One product of all heads copies keys that do not lie end to end: all but those of a full cache.
+    """
+    return torch.stack([torch.matmul(x, y) for x, y in zip(a, b, strict=True)])
+
+
+def block_sum(x: torch.Tensor) -> torch.Tensor:
+    """Sum over dimension 1, ``(heads, blocks, …)``, in pairs: the same bits with blocks of zeros
+    behind, and few launches for many blocks.
+    """
+    while x.shape[1] > 1:
+        even = x.shape[1] // 2 * 2
+        pairs = x[:, 0:even:2] + x[:, 1:even:2]
+        x = pairs if even == x.shape[1] else torch.cat([pairs, x[:, even:]], 1)
+    return x[:, 0]
+
+
 def attend_blocks(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, block: int
 ) -> torch.Tensor:
     """Attention whose row ``i`` has the same bits whatever the other rows and the buffer are.
 
     Keys are taken in blocks of one size in order of their place; the maximum is exact in any
-    order, each sum runs over one whole block, and block sums are added first to last. A block
-    that a row may not see adds exact zeros. Row-invariant for passes of one width.
+    order, each sum runs over one whole block, and block sums are added in pairs, then pairs of
+    pairs. A block that a row may not see adds exact zeros. Row-invariant for passes of one width.
 
     :param k: ``(kv_heads, blocks * block, d)``, finite everywhere, as ``v``.
     """
@@ -101,14 +120,11 @@ def attend_blocks(
     q3 = q4.reshape(heads, 1, group * n, dim)
     k4 = k.view(heads, blocks, block, dim)
     v4 = v.view(heads, blocks, block, dim)
-    scores = torch.matmul(q3, k4.transpose(2, 3)).float()
+    scores = by_head(q3, k4.transpose(2, 3)).float()
     rows = mask.view(n, blocks, block).transpose(0, 1)[:, None].expand(blocks, group, n, block)
     scores.add_(rows.reshape(1, blocks, group * n, block))
     weights = scores.sub_(scores.amax((1, 3), keepdim=True)).exp_()
     totals = weights.sum(-1, keepdim=True)
-    outs = torch.matmul(weights.to(v.dtype), v4).float()
-    total, out = totals[:, 0], outs[:, 0]
-    for i in range(1, blocks):
-        total = total + totals[:, i]
-        out = out + outs[:, i]
+    out = block_sum(by_head(weights.to(v.dtype), v4).float())
+    total = block_sum(totals)
     return ungrouped((out / total).view(heads, group, n, dim))

@@ -121,7 +121,7 @@ class LayerWeights:
 
     def feed_forward(self, x: torch.Tensor, ple: torch.Tensor | None) -> torch.Tensor:
         """All of a layer that follows attention: ``(n, hidden)`` and PLE rows ``(n, ple)``."""
-        inner = self.down(gated(self.gate_up(self.pre_ffn_norm(x)), self.spec.ffn))
+        inner = self.down(gated(self.gate_up.rounded(self.pre_ffn_norm(x)), self.spec.ffn))
         if self.experts is not None:
             inner = self.experts.add_to(inner, x)
         if ple is None or self.ple_gate is None:

@@ -270,12 +270,17 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
     suppressed = None
     if generation.suppressed:
         suppressed = torch.tensor(generation.suppressed, device=device)
+    recorded = 0
+    if target.recorded is not None:
+        recorded += target.recorded.bytes
+    if drafter is not None and drafter.recorded is not None:
+        recorded += drafter.recorded.bytes
     memory = MemoryUse(
         weights=target.weight_bytes,
         drafter=drafter.weight_bytes if drafter else 0,
         ple=target.ple.bytes if target.ple else 0,
         kv=kv,
-        workspace=workspace_bytes(spec, precision, config.prefill_chunk, context),
+        workspace=workspace_bytes(spec, precision, config.prefill_chunk, context) + recorded,
     )
     info = ModelInfo(
         model=config.model,

@@ -126,7 +126,7 @@ class TokenCounts:
         """
         counts = self.standing.repeat(drafts.shape[0] + 1, 1)
         for i in range(drafts.shape[0]):
-            counts[i + 1 :, drafts[i]] += 1
+            counts[i + 1 :, drafts[i : i + 1]] += 1  # a number would be read back
         return counts
 
 
