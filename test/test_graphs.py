@@ -30,7 +30,11 @@ def folders(request, tmp_path_factory):
     return tiny.make_pair(tmp_path_factory.mktemp(request.param.name), request.param)
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["reproducible", "natural"])
+@pytest.fixture(
+    scope="module",
+    params=[True, pytest.param(False, marks=pytest.mark.slow)],
+    ids=["reproducible", "natural"],
+)
 def engines(request, folders):
     """Eager and recorded."""
     with arithmetic("torch"):

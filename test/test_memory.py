@@ -72,9 +72,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("weights", "ple"), [("bfloat16", "memory"), ("int8", "disk"), ("int4", "disk")]
-)
+@pytest.mark.parametrize(("weights", "ple"), [("bfloat16", "memory"), ("int8", "disk")])
 def test_loading_holds_one_tensor_beside_the_weights(
     checkpoint: Path, weights: str, ple: str
 ) -> None:

@@ -17,7 +17,11 @@ from gemma_mtp_ros.engine.torch_pass import Masks
 PASSES = (3, 8, 1, 5, 2)
 
 
-MODES = [("kernels", True), ("torch", True), ("torch", False)]
+MODES = [
+    ("kernels", True),
+    ("torch", True),
+    pytest.param(("torch", False), marks=pytest.mark.slow),
+]
 
 
 @pytest.fixture(scope="module", params=MODES, ids=["kernels", "torch-reproducible", "torch"])
