@@ -244,7 +244,7 @@ def build(
             max_context=max_context,
             precision=precision,
             kv_dtype=kv_dtype,
-            ple="memory",
+            ple_in_memory=True,
             device=device,
             reproducible=True,
         )

@@ -182,8 +182,7 @@ class Backlog:
     def next(self) -> bytes | None:
         """Make the first in the queue the running one; return its frame. None: nothing to do."""
         with self._lock:
-            busy = self._running is not None or self._abandoned is not None
-            if not self._ready or busy or not self._waiting:
+            if not self._ready or self._busy or not self._waiting:
                 return None
             entry = self._running = self._waiting.pop(0)
             entry.sent_s = time.monotonic()
@@ -293,7 +292,7 @@ class Backlog:
     def announce(self) -> None:
         """Tell those in the queue where they stand, where that has changed."""
         with self._lock:
-            before = 0 if self._running is None and self._abandoned is None else 1
+            before = 1 if self._busy else 0
             for position, entry in enumerate(self._waiting, before):
                 event = Queued(
                     request_id=entry.request.id, position=position, loading=not self._ready
@@ -313,6 +312,11 @@ class Backlog:
 
     # Called under the lock.
 
+    @property
+    def _busy(self) -> bool:
+        """Whether the engine has yet to end a request."""
+        return self._running is not None or self._abandoned is not None
+
     def _ids(self) -> list[str]:
         entries = self._waiting if self._running is None else [self._running, *self._waiting]
         return [entry.request.id for entry in entries]
@@ -325,8 +329,7 @@ class Backlog:
                 ErrorCode.INVALID_GOAL,
                 f"a request with the id {request.id!r} is not yet ended; give each its own",
             )
-        idle = self._ready and self._running is None and self._abandoned is None
-        room = self._queue_size + (1 if idle else 0)
+        room = self._queue_size + (1 if self._ready and not self._busy else 0)
         if len(self._waiting) >= room:
             return (
                 ErrorCode.QUEUE_FULL,

@@ -21,8 +21,9 @@ from gemma_mtp_ros.api import MAX_DRAFT, ErrorCode, Finish, GemmaMtpError, Messa
 from gemma_mtp_ros.demo import DRAFTER_DIR, TARGET_DIR
 from gemma_mtp_ros.demo.corpus import held_out
 from gemma_mtp_ros.engine import decode, ple
-from gemma_mtp_ros.engine.builder import linear_bytes, precision_on, table_precision
+from gemma_mtp_ros.engine.builder import linear_bytes, table_precision
 from gemma_mtp_ros.engine.decode import Engine, RoundControl
+from gemma_mtp_ros.engine.linear import precision_on
 from gemma_mtp_ros.engine.load import weight_bytes
 
 PRECISIONS = ["float32", "bfloat16", "int8", "int4"]

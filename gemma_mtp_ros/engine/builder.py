@@ -6,29 +6,9 @@ from __future__ import annotations
 
 import torch
 
-from ..api import ErrorCode, GemmaMtpError
-from .linear import DTYPES, CudaLinear, Linear, Precision
+from .linear import DTYPES, CudaLinear, Linear, Precision, precision_on
 from .ops import kernels_for
 from .quantise import GROUP, Packed, quantise
-
-
-def precision_on(precision: Precision, device: torch.device, out: int, width: int) -> Precision:
-    """What a weight ``(out, width)`` is kept in where ``precision`` was asked for.
-
-    tinygemm, torch's int4 product on a GPU, takes multiples of 8 and 128; other shapes stay in
-    bfloat16 there.
-
-    :raises GemmaMtpError: when the device has no product of this precision.
-    """
-    if device.type == "cpu" or precision in DTYPES:
-        return precision
-    if precision == "int8":
-        raise GemmaMtpError(
-            f"engine.weights is int8, for which torch has no product of few rows on "
-            f"{device.type}; set engine.weights to bfloat16 or int4",
-            ErrorCode.BACKEND_UNAVAILABLE,
-        )
-    return "int4" if out % 8 == 0 and width % 128 == 0 else "bfloat16"
 
 
 def table_precision(precision: Precision, device: torch.device) -> Precision:
@@ -90,8 +70,5 @@ class LinearBuilder:
         if self._bits is not None:
             held = Packed(self._data, self._scales, self._gain or 1.0, self._bits, self._width)
         if self.device.type != "cpu":
-            linear = CudaLinear(held, None)
-            if self._bits is not None:
-                linear.weight = None  # its tiles are all that a product needs
-            return linear
+            return CudaLinear(held, None)
         return Linear(held, kernels_for(self.device))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,9 @@ Progress = Callable[[str, float], None]
 
 SIZES = {1536: "E2B", 2560: "E4B", 3840: "12B", 2816: "26B-A4B", 5376: "31B"}
 """Released targets by hidden size."""
+
+PIECE_VALUES = 16 * 2**20
+"""Values of a large tensor that are read and quantised at a time."""
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -276,6 +279,16 @@ class Weights:
             )
         part = (end - begin, *entry.shape[1:])
         return self._part(name, entry, begin * entry.row_bytes, part)
+
+    def pieces(self, name: str, shape: tuple[int, int]) -> Iterator[torch.Tensor]:
+        """The rows of a tensor ``shape``, first to last, at most :data:`PIECE_VALUES` at a time.
+
+        :raises CheckpointError: as :meth:`read`.
+        """
+        rows, width = shape
+        step = max(1, PIECE_VALUES // width)
+        for begin in range(0, rows, step):
+            yield self.read_rows(name, begin, min(begin + step, rows), shape)
 
     def forget(self) -> None:
         """Let the kernel drop what it still holds of the files in its page cache."""

@@ -69,7 +69,6 @@ class Drafter:
         self.torch_draft = TorchDraft(self, target.torch_pass.masks)
         found = kernels_for(device)
         self.kernel_draft = None if found is None else KernelDraft(self, found)
-
         self.recorded: RecordedDraft | None = None
 
     def record(self, beat: Callable[[], None]) -> None:

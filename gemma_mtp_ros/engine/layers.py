@@ -16,9 +16,6 @@ from .linear import Linear, Precision
 from .ops import RmsNorm, gated, gelu_times, interleave
 from .spec import LayerSpec, TextSpec
 
-PIECE_BYTES = 64 * 2**20
-"""Bytes of a large table that are read and quantised at a time."""
-
 
 @dataclass(frozen=True)
 class Store:
@@ -42,10 +39,8 @@ class Store:
         self, builder: LinearBuilder, weights: Weights, name: str, out: int, width: int
     ) -> None:
         """Append the rows of a tensor ``(out, width)`` to a weight that is being built."""
-        step = max(1, PIECE_BYTES // (4 * width))
-        for begin in range(0, out, step):
-            end = min(begin + step, out)
-            builder.add(weights.read_rows(name, begin, end, (out, width)))
+        for rows in weights.pieces(name, (out, width)):
+            builder.add(rows)
 
 
 def permute_heads(weight: torch.Tensor, head_dim: int) -> torch.Tensor:

@@ -36,6 +36,25 @@ def fast_dtype(device: torch.device) -> torch.dtype:
     return torch.float32
 
 
+def precision_on(precision: Precision, device: torch.device, out: int, width: int) -> Precision:
+    """What a weight ``(out, width)`` is kept in where ``precision`` was asked for.
+
+    tinygemm, torch's int4 product on a GPU, takes multiples of 8 and 128; other shapes stay in
+    bfloat16 there.
+
+    :raises GemmaMtpError: when the device has no product of this precision.
+    """
+    if device.type == "cpu" or precision in DTYPES:
+        return precision
+    if precision == "int8":
+        raise GemmaMtpError(
+            f"engine.weights is int8, for which torch has no product of few rows on "
+            f"{device.type}; set engine.weights to bfloat16 or int4",
+            ErrorCode.BACKEND_UNAVAILABLE,
+        )
+    return "int4" if out % 8 == 0 and width % 128 == 0 else "bfloat16"
+
+
 class Linear:
     """``(n, in) -> (n, out)``, and the rows of its weight as an embedding table."""
 
@@ -51,12 +70,6 @@ class Linear:
             self.out_features, self.in_features = weight.shape
             self.device = weight.device
             self.precision = "float32" if weight.dtype == torch.float32 else "bfloat16"
-        self.reuse = False
-        """Whether a result of the kernels may be overwritten by the next with as many rows.
-
-        That saves an allocation, half the cost of a small product.
-        """
-        self._outputs: list[torch.Tensor | None] = [None] * (SMALL_PASS + 1)
         self._address = 0
         self._small_pass = -1
         if library is not None:
@@ -71,7 +84,6 @@ class Linear:
         precision: Precision,
         device: torch.device | None = None,
         *,
-        table: bool = False,
         library: Kernels | Literal["find"] | None = "find",
     ) -> Linear:
         """Hold ``weight (out, in)``, of any float dtype, in ``precision`` on ``device``.
@@ -79,14 +91,12 @@ class Linear:
         Quantising happens where ``weight`` lies. A weight that already is what is asked for is
         shared, not copied.
 
-        :param table: whether :meth:`rows`, :meth:`take`, :meth:`blocks` or :meth:`view` will be
-            asked for, which on a GPU in int4 needs a second copy.
         :param library: the kernels to use on the CPU; by default those that are installed.
         :raises GemmaMtpError: when the device has no product of this precision.
         """
         device = weight.device if device is None else torch.device(device)
         if device.type != "cpu":
-            return CudaLinear.from_weight(weight, precision, device, table=table)
+            return CudaLinear.from_weight(weight, precision, device)
         found = kernels() if library == "find" else library
         if precision in DTYPES:
             return cls(weight.to(device, DTYPES[precision]).contiguous(), found)
@@ -113,26 +123,18 @@ class Linear:
         self._address = weight_address(self._description)
 
     def _held(self) -> torch.Tensor | Packed:
-        assert self.weight is not None, "made without table=True"
+        assert self.weight is not None, "int4 on a GPU has a product, and no rows to look up"
         return self.weight
 
-    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """:param x: ``(n, in)`` float32, contiguous.
-        :param out: ``(n, out)`` float32, contiguous, to write to; saves an allocation.
-        """
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """:param x: ``(n, in)`` float32, contiguous."""
         assert x.is_contiguous() and x.shape[1] == self.in_features  # noqa: PT018
         n = x.shape[0]
-        if n <= self._small_pass:
-            if out is None:
-                out = self._outputs[n]
-                if out is None:
-                    out = torch.empty(n, self.out_features)
-                    if self.reuse:
-                        self._outputs[n] = out
-            self._product(self._address, x.data_ptr(), n, out.data_ptr())
-            return out
-        y = self._large(x)
-        return y if out is None else out.copy_(y)
+        if n > self._small_pass:
+            return self._large(x)
+        out = torch.empty(n, self.out_features)
+        self._product(self._address, x.data_ptr(), n, out.data_ptr())
+        return out
 
     def rounded(self, x: torch.Tensor) -> torch.Tensor:
         """As a call; many rows come in the precision they were computed in, if that is less.
@@ -236,24 +238,14 @@ class CudaLinear(Linear):
         precision: Precision,
         device: torch.device | None = None,
         *,
-        table: bool = False,
         library: Kernels | Literal["find"] | None = None,
     ) -> Linear:
         """As :meth:`Linear.from_weight`; shapes that tinygemm cannot take stay in bfloat16."""
         device = weight.device if device is None else device
-        if precision == "int8":
-            raise GemmaMtpError(
-                f"engine.weights is int8, for which torch has no product of few rows on "
-                f"{device.type}; set engine.weights to bfloat16 or int4",
-                ErrorCode.BACKEND_UNAVAILABLE,
-            )
-        if precision == "int4" and weight.shape[0] % 8 == 0 and weight.shape[1] % 128 == 0:
-            held = cls(quantise(weight.to(device), 4), None)
-            if not table:
-                held.weight = None  # the tiles are all that a product needs
-            return held
-        dtype = torch.float32 if precision == "float32" else torch.bfloat16
-        return cls(weight.to(device, dtype).contiguous(), None)
+        kept = precision_on(precision, device, *weight.shape)
+        if kept == "int4":
+            return cls(quantise(weight.to(device), 4), None)
+        return cls(weight.to(device, DTYPES[kept]).contiguous(), None)
 
     def __init__(self, weight: torch.Tensor | Packed, library: Kernels | None) -> None:
         super().__init__(weight, None)
@@ -264,15 +256,16 @@ class CudaLinear(Linear):
             self._tiles = torch._convert_weight_to_int4pack(u[:, ::2] << 4 | u[:, 1::2], self.TILES)
             scales = (weight.scales.float() * weight.gain).to(torch.bfloat16).t()
             self._scales = torch.stack([scales, torch.zeros_like(scales)], -1).contiguous()
+            self.weight = None  # the tiles are all that a product needs
 
-    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """:param x: ``(n, in)`` float32."""
         if self._tiles is not None and self._scales is not None:
             y = torch._weight_int4pack_mm(x.to(torch.bfloat16), self._tiles, 32, self._scales)
         else:
             assert isinstance(self.weight, torch.Tensor)
             y = F.linear(x.to(self.weight.dtype), self.weight)
-        return y.float() if out is None else out.copy_(y)
+        return y.float()
 
     def rounded(self, x: torch.Tensor) -> torch.Tensor:
         """As a call: a GPU widens in passing."""

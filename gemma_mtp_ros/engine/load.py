@@ -212,8 +212,8 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
     context = min(config.max_context, spec.max_positions)
     kv = cache_bytes(spec, context, KV_DTYPES[kv_dtype])
     ple = ple_in_memory(spec, config.ple, precision)
-    needed = weight_bytes(weights, precision, device, ple=ple) + kv
-    needed += workspace_bytes(spec, precision, config.prefill_chunk, context)
+    workspace = workspace_bytes(spec, precision, config.prefill_chunk, context)
+    needed = weight_bytes(weights, precision, device, ple=ple) + kv + workspace
     draft_spec = draft_weights = None
     if config.drafter:
         draft_folder = find_folder(config.drafter, "drafter")
@@ -242,7 +242,7 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
             max_context=context,
             precision=precision,
             kv_dtype=kv_dtype,
-            ple="memory" if ple else "disk",
+            ple_in_memory=ple,
             device=device,
             reproducible=config.reproducible,
         )
@@ -270,17 +270,15 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
     suppressed = None
     if generation.suppressed:
         suppressed = torch.tensor(generation.suppressed, device=device)
-    recorded = 0
-    if target.recorded is not None:
-        recorded += target.recorded.bytes
-    if drafter is not None and drafter.recorded is not None:
-        recorded += drafter.recorded.bytes
+    for model in (target, drafter):
+        if model is not None and model.recorded is not None:
+            workspace += model.recorded.bytes
     memory = MemoryUse(
         weights=target.weight_bytes,
         drafter=drafter.weight_bytes if drafter else 0,
         ple=target.ple.bytes if target.ple else 0,
         kv=kv,
-        workspace=workspace_bytes(spec, precision, config.prefill_chunk, context) + recorded,
+        workspace=workspace,
     )
     info = ModelInfo(
         model=config.model,

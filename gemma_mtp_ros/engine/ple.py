@@ -19,8 +19,6 @@ from .tensor_file import RowFile
 SMALL_BYTES = 64 * 2**20
 """Tables up to this size are kept in memory by ``engine.ple: auto``."""
 
-PIECE_BYTES = 64 * 2**20
-
 
 class Ple(Protocol):
     """Where rows come from."""
@@ -61,22 +59,17 @@ def open_ple(
     weights: Weights,
     vocab: int,
     width: int,
-    where: str,
+    in_memory: bool,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Ple:
-    """Open the table ``(vocab, width)``.
-
-    :param where: ``memory``, ``disk`` or ``auto``: memory for a small one.
-    """
-    name = "embed_tokens_per_layer.weight"
-    if where == "auto":
-        where = "memory" if vocab * width * dtype.itemsize <= SMALL_BYTES else "disk"
-    if where == "disk":
-        return PleOnDisk(weights.rows_on_disk(name, (vocab, width)), device)
-    table = torch.empty(vocab, width, dtype=dtype, device=device)
-    step = max(1, PIECE_BYTES // (4 * width))
-    for begin in range(0, vocab, step):
-        end = min(begin + step, vocab)
-        table[begin:end] = weights.read_rows(name, begin, end, (vocab, width))
+    """Open the table ``(vocab, width)``."""
+    name, shape = "embed_tokens_per_layer.weight", (vocab, width)
+    if not in_memory:
+        return PleOnDisk(weights.rows_on_disk(name, shape), device)
+    table = torch.empty(shape, dtype=dtype, device=device)
+    filled = 0
+    for rows in weights.pieces(name, shape):
+        table[filled : filled + len(rows)] = rows
+        filled += len(rows)
     return PleInMemory(table)

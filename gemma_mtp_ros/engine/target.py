@@ -37,7 +37,7 @@ class Target:
 
     :param precision: of the weights: float32, bfloat16, int8 or int4.
     :param kv_dtype: of keys and values: float32, bfloat16 or int8.
-    :param ple: where the per-layer table lies: disk, memory or auto.
+    :param ple_in_memory: whether the per-layer table is read into memory or stays on disk.
     :param reproducible: a row's bits do not depend on how many drafts surround it: by kernels that
         are so by nature, else by passes of a fixed width and block-wise attention.
     """
@@ -50,7 +50,7 @@ class Target:
         max_context: int,
         precision: Precision,
         kv_dtype: str,
-        ple: str,
+        ple_in_memory: bool,
         device: torch.device,
         reproducible: bool,
     ) -> None:
@@ -77,7 +77,7 @@ class Target:
         self.ple: Ple | None = None
         if spec.ple:
             width = len(spec.layers) * spec.ple
-            self.ple = open_ple(weights, spec.ple_vocab, width, ple, rounded, device)
+            self.ple = open_ple(weights, spec.ple_vocab, width, ple_in_memory, rounded, device)
             self.ple_scale = float(torch.tensor(spec.ple**0.5).to(rounded))
             self.ple_projection = store.linear(
                 weights, "per_layer_model_projection.weight", width, spec.hidden
