@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -201,12 +201,12 @@ def randomise(model: Any, branch: float) -> None:
             value.copy_(value_of(name, tuple(value.shape), value.device, branch))
 
 
-class RandomWeights:
-    """Reads like :class:`Weights`; every tensor is made when it is read."""
-
-    folder = "of random weights"
+class RandomWeights(Weights):
+    """Has no file: every tensor is made when it is read."""
 
     def __init__(self, device: torch.device, beat: Callable[[], None]) -> None:
+        self.folder = Path("random weights")
+        self.role = "model"
         self._device = device
         self._beat = beat
 
@@ -219,8 +219,11 @@ class RandomWeights:
         self._beat()
         return value_of(name, shape, self._device, BRANCH)
 
-    def read_rows(self, name: str, begin: int, end: int, shape: tuple[int, ...]) -> torch.Tensor:
-        """Some rows of a tensor."""
+    def read_rows(
+        self, name: str, begin: int, end: int, shape: tuple[int, ...] | None = None
+    ) -> torch.Tensor:
+        """Some rows of a tensor, whose shape must be given."""
+        assert shape is not None
         return self.read(name, (end - begin, *shape[1:]))
 
 
@@ -236,7 +239,7 @@ def build(
     spec, draft_spec = text_spec(config), drafter_spec(draft_config)
     kv_dtype = "float32" if precision == "float32" else "bfloat16"
     begin = time.monotonic()
-    weights = cast(Weights, RandomWeights(device, beat))
+    weights = RandomWeights(device, beat)
     with torch.inference_mode():
         target = Target(
             spec,
