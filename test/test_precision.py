@@ -257,4 +257,10 @@ def test_memory_is_known_before_anything_is_loaded(engine: Engine) -> None:
         <= held
         + 4 * sum(entry.shape[0] for entry in weights.text_entries() if len(entry.shape) == 1)
     )
-    assert linear_bytes(4, 64, "int4") == 4 * (32 + 4)
+    assert linear_bytes(4, 64, "int4", torch.device("cpu")) == 4 * (32 + 4)
+
+
+def test_a_gpu_keeps_zero_points_too_and_odd_shapes_in_bfloat16() -> None:
+    gpu = torch.device("cuda")
+    assert linear_bytes(8, 128, "int4", gpu) == 8 * (64 + 4 * 4)
+    assert linear_bytes(8, 64, "int4", gpu) == 8 * 64 * 2

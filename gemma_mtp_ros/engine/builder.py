@@ -20,12 +20,17 @@ def table_precision(precision: Precision, device: torch.device) -> Precision:
     return "int8" if device.type == "cpu" else "bfloat16"
 
 
-def linear_bytes(out: int, width: int, precision: Precision) -> int:
-    """Memory of a weight ``(out, width)``, scales included."""
+def linear_bytes(out: int, width: int, precision: Precision, device: torch.device) -> int:
+    """Memory of a weight ``(out, width)``, scales included; on a GPU, zero points too.
+
+    :raises GemmaMtpError: when the device has no product of this precision.
+    """
+    precision = precision_on(precision, device, out, width)
     if precision in DTYPES:
         return out * width * DTYPES[precision].itemsize
     groups = -(-width // GROUP)
-    return out * groups * (GROUP * (8 if precision == "int8" else 4) // 8 + 2)
+    per_group = 2 if device.type == "cpu" else 4
+    return out * groups * (GROUP * (8 if precision == "int8" else 4) // 8 + per_group)
 
 
 class LinearBuilder:

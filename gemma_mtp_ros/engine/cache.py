@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keys and values: one place for each position, written in place, rolled back by a pointer.
 
-A sliding layer keeps ``window + MAX_DRAFT`` rows in a ring, so that a pass of ``MAX_DRAFT + 1``
-rows never overwrites a key that its first row may still read. A full layer has a row for every
-position up to the context limit; on a CPU that is address space only, of which the kernel commits
-the pages that are written. Rows at or past ``length`` are never shown to a reader: what a row sees
-ends at a position, not at the end of a buffer.
+A sliding layer keeps at least ``window + MAX_DRAFT`` rows in a ring, so that the widest pass never
+overwrites a key that its first row may still read. A full layer has a row for every position up to
+the context limit; on a CPU that is address space only, of which the kernel commits the pages that
+are written. Rows at or past ``length`` are never shown to a reader: what a row sees ends at a
+position, not at the end of a buffer.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ ROWS = MAX_DRAFT + 1
 """Widest pass over the caches in decoding."""
 
 KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+
+RING_STEP = 16
+"""Rings are multiples of this long: products over their rows stay aligned, as a GPU wants them."""
 
 INT8_MAX = 127.0
 """Largest magnitude of a quantised key or value: symmetric, so that negation is exact."""
@@ -43,6 +46,11 @@ def reserve(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, m
     area = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     area.madvise(getattr(mmap, "MADV_NOHUGEPAGE", 15))
     return torch.frombuffer(area, dtype=dtype, count=math.prod(shape)).view(shape), area
+
+
+def ring_rows(window: int) -> int:
+    """Rows of a sliding layer's ring."""
+    return round_up(window + MAX_DRAFT, RING_STEP)
 
 
 class LayerCache:
@@ -130,7 +138,7 @@ class KVCache:
         self.max_context = max_context
         self.device = device
         self.length = 0
-        self.ring = spec.window + MAX_DRAFT
+        self.ring = ring_rows(spec.window)
         self.capacity = round_up(max_context + ROWS, BLOCK)
         self.layers: dict[int, LayerCache] = {}
         for i, layer in enumerate(spec.layers):
@@ -181,7 +189,7 @@ def cache_bytes(spec: TextSpec, max_context: int, dtype: torch.dtype) -> int:
     total = 0
     for i, layer in enumerate(spec.layers):
         if layer.kv_source == i:
-            rows = spec.window + MAX_DRAFT if layer.sliding else full
+            rows = ring_rows(spec.window) if layer.sliding else full
             scale = 4 if dtype == torch.int8 else 0
             total += 2 * layer.kv_heads * rows * (layer.head_dim * dtype.itemsize + scale)
     return total

@@ -328,8 +328,16 @@ def check_memory(needed: int, available: int | None, reserve: int) -> None:
     )
 
 
-def available_memory() -> int | None:
-    """MemAvailable in bytes, or None where the kernel does not tell."""
+def available_memory(device: torch.device | None = None) -> int | None:
+    """Bytes that can still be had, or None where the kernel does not tell.
+
+    :param device: a GPU with memory of its own is asked for that. One that shares the memory of the
+        CPU, as a Jetson's does, would not count what the page cache gives back on demand.
+    """
+    if device is not None and device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        if not getattr(properties, "is_integrated", False):
+            return int(torch.cuda.mem_get_info(device)[0])
     try:
         text = Path("/proc/meminfo").read_text(encoding="ascii")
     except OSError:

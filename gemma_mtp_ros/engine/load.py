@@ -154,7 +154,7 @@ def weight_bytes(weights: Weights, precision: Precision, device: torch.device, *
         else:
             kind = table_precision(precision, device) if table else precision
             out, width = math.prod(entry.shape[:-1]), entry.shape[-1]
-            total += linear_bytes(out, width, kind)
+            total += linear_bytes(out, width, kind, device)
     return total
 
 
@@ -221,7 +221,7 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
         check_pair(spec, draft_spec, str(folder), str(draft_folder))
         draft_weights = Weights(draft_folder, "drafter")
         needed += weight_bytes(draft_weights, drafter_precision, device, ple=False)
-    check_memory(needed, available_memory(), config.memory_reserve_mib * 1024 * 1024)
+    check_memory(needed, available_memory(device), config.memory_reserve_mib * 1024 * 1024)
     if device.type == "cpu" and config.threads == 0 and needed < SMALL_MODEL:
         torch.set_num_threads(1)
     found = kernels_for(device)
