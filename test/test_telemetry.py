@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from jetson_tree import AGX_ORIN, AGX_THOR, ORIN_NANO, JetsonTree
 
+from gemma_mtp_ros.telemetry.discover import REDISCOVER_S
+from gemma_mtp_ros.telemetry.files import FileTree
 from gemma_mtp_ros.telemetry.reading import Reading, Throttle, Trips, summarise
-from gemma_mtp_ros.telemetry.sources import NullSource, SysfsSource, open_source
-from gemma_mtp_ros.telemetry.sysfs import REDISCOVER_S
+from gemma_mtp_ros.telemetry.sources import SysfsSource, open_source
 
 ZONE = "sys/class/thermal/thermal_zone"
 COOLER = "sys/class/thermal/cooling_device"
@@ -70,7 +71,9 @@ def test_orin_nano(nano: JetsonTree) -> None:
     assert reading.throttle is Throttle.NO
     assert (reading.gpu_clock_mhz, reading.gpu_max_clock_mhz) == (306, 1020)
     assert reading.gpu_load == 0.5
-    assert reading.over_current_events == 27390
+    assert (reading.over_current_events, reading.over_current_per_s) == (27390, None)
+    assert reading.memory_clock_mhz == 3199
+    assert reading.note == ""
     assert reading.trips["cpu-thermal"] == Trips(throttle_c=99.0, critical_c=104.5)
     assert reading.margin_c == pytest.approx(99 - 51.687)
     assert reading.critical_margin_c == pytest.approx(104.5 - 51.687)
@@ -106,6 +109,126 @@ def test_thor_throttling_with_its_gpu_zone_silent(thor: JetsonTree) -> None:
     assert reading.margin_c == pytest.approx(109 - 66.625)
     assert reading.critical_margin_c == pytest.approx(114.5 - 66.625)
     assert reading.over_current_events == 821
+    assert reading.memory_clock_mhz == 4266
+
+
+def test_eagain_is_no_error_here_and_a_trap_in_text_mode(thor: JetsonTree) -> None:
+    gated = f"{ZONE}2/temp"
+    tree = FileTree(thor.root)
+    assert tree.read(gated) is tree.text(gated) is tree.integer(gated) is None
+    with (
+        open(os.open(thor.root / gated, os.O_RDONLY | os.O_NONBLOCK)) as file,
+        pytest.raises((TypeError, OSError)),
+    ):
+        file.read()
+
+
+def test_a_gated_gpu_that_wakes_up_is_read_again(thor: JetsonTree) -> None:
+    source = SysfsSource(thor.root)
+    assert source.read().zones["gpu-thermal"] is None
+    thor.write(f"{ZONE}2/temp", "108900\n")
+    reading = source.read()
+    assert (reading.hottest_zone, reading.temperature_c) == ("gpu-thermal", 108.9)
+    thor.never_ready(f"{ZONE}2/temp")
+    assert source.read().zones["gpu-thermal"] is None
+
+
+def test_over_current_counts_as_a_rate(nano: JetsonTree) -> None:
+    clock = Clock()
+    source = SysfsSource(nano.root, clock)
+    assert source.read().over_current_per_s is None
+    nano.write(f"{HWMON}1/oc3_event_cnt", "27400")
+    clock.now_s += 0.5
+    reading = source.read()
+    assert (reading.over_current_events, reading.over_current_per_s) == (27400, 20)
+    assert reading.throttle is Throttle.NO  # of itself no sign
+    clock.now_s += 0.5
+    assert source.read().over_current_per_s == 0
+    nano.write(f"{HWMON}1/oc3_event_cnt", "3")  # the driver was loaded again
+    clock.now_s += 0.5
+    assert source.read().over_current_per_s is None
+    nano.write(f"{HWMON}1/oc3_event_cnt", "-3")
+    clock.now_s += 0.5
+    reading = source.read()
+    assert reading.over_current_events is reading.over_current_per_s is None
+
+
+@pytest.mark.parametrize(
+    ("load", "known"), [(0.4, 0.4), (None, None), (float("nan"), None), (1.5, None)]
+)
+def test_the_load_of_a_thor_comes_from_elsewhere(
+    thor: JetsonTree, load: float | None, known: float | None
+) -> None:
+    assert SysfsSource(thor.root, gpu_load=lambda: load).read().gpu_load == known
+
+
+def test_no_other_load_is_asked_for_on_orin(nano: JetsonTree) -> None:
+    def stub() -> float:
+        raise AssertionError("NVML is a stub on Orin")
+
+    source = SysfsSource(nano.root, gpu_load=stub)
+    assert source.read().gpu_load == 0.5
+    nano.remove("sys/devices/platform/gpu.0/load")
+    assert source.read().gpu_load is None
+
+
+@pytest.mark.parametrize(
+    ("names", "number", "name"),
+    [
+        (["MAXN_SUPER", "10W", "15W", "25W", "40W"], 4, "40W"),  # Orin NX 16GB super
+        (["MAXN", "MODE_15W", "MODE_30W", "MODE_50W"], 3, "MODE_50W"),  # AGX Orin
+        (["MAXN", "120W", "90W", "70W"], 2, "90W"),  # Thor T5000
+        (["15W", "25W", "MAXN_SUPER", "7W"], 2, "MAXN_SUPER"),  # Orin Nano 8GB super
+    ],
+)
+def test_the_same_number_is_another_mode_on_another_board(
+    nano: JetsonTree, names: list[str], number: int, name: str
+) -> None:
+    lines = (f"< POWER_MODEL ID={i} NAME={mode} >" for i, mode in enumerate(names))
+    nano.write("etc/nvpmodel.conf", "\n".join(lines))
+    nano.write("var/lib/nvpmodel/status", f"pmode:{number:04}")
+    assert read(nano).power_mode == name
+
+
+@pytest.mark.parametrize("board", [ORIN_NANO, AGX_ORIN, AGX_THOR])
+def test_whatever_happens_to_the_files_nothing_raises_or_turns_absurd(
+    tmp_path: Path, board: str
+) -> None:
+    """Each file in turn vanishes, falls silent, or turns to rubbish, while one source reads on."""
+    rubbish = ("", "-1", "9" * 300, "NaN", b"\xff\xfe\0", "pmode:", "1\n2", "0x7f", "99999999")
+    with JetsonTree(tmp_path, board) as tree:
+        clock = Clock()
+        source = SysfsSource(tree.root, clock)
+        before = source.read()
+        files = sorted(str(p.relative_to(tree.root)) for p in tree.root.rglob("*") if p.is_file())
+        for number, path in enumerate(files):
+            content = (tree.root / path).read_bytes()
+            for harm in (rubbish[number % len(rubbish)], None, False):
+                if harm is None:
+                    tree.remove(path)
+                elif harm is False:
+                    tree.never_ready(path)
+                else:
+                    tree.write(path, harm)
+                check_plausible(source.read())
+                clock.now_s += 0.5
+            tree.write(path, content)
+        clock.now_s += REDISCOVER_S
+        after = source.read()
+        assert (after.zones, after.trips, after.rails) == (before.zones, before.trips, before.rails)
+        assert (after.power_w, after.power_mode) == (before.power_w, before.power_mode)
+
+
+def check_plausible(reading: Reading) -> None:
+    celsius = [*reading.zones.values(), reading.temperature_c]
+    celsius += [v for t in reading.trips.values() for v in (t.throttle_c, t.critical_c)]
+    assert all(value is None or -40 <= value <= 150 for value in celsius)
+    watts = [*reading.rails.values(), reading.power_w]
+    assert all(value is None or 0 <= value <= 1000 for value in watts)
+    for value in (reading.gpu_clock_mhz, reading.gpu_max_clock_mhz, reading.memory_clock_mhz):
+        assert value is None or 0 <= value <= 1e5
+    assert reading.gpu_load is None or 0 <= reading.gpu_load <= 1
+    assert reading.over_current_events is None or reading.over_current_events >= 0
 
 
 def test_a_fifo_without_a_writer_does_not_block(nano: JetsonTree) -> None:
@@ -347,71 +470,26 @@ def test_mode_change_and_a_list_in_its_full_form(nano: JetsonTree) -> None:
 def test_jetpack_5_names(tmp_path: Path) -> None:
     with JetsonTree(tmp_path) as tree:
         for number, (zone, temp) in enumerate(
-            [("CPU-therm", "48500"), ("GPU-therm", "-256000"), ("GPU-therm", "47000")]
+            [
+                *[("CPU-therm", "48500"), ("GPU-therm", "-256000"), ("GPU-therm", "47000")],
+                *[("CPU", "48000"), ("GPU@4c5", "-256000")],
+            ]
         ):
             tree.write(f"{ZONE}{number}/type", f"{zone}\n")
             tree.write(f"{ZONE}{number}/temp", f"{temp}\n")
         tree.write("sys/class/devfreq/17000000.ga10b/cur_freq", "612000000\n")
         tree.write("sys/class/devfreq/17000000.ga10b/max_freq", "918000000\n")
         reading = read(tree)
-    assert reading.zones == {"CPU-therm": 48.5, "GPU-therm": None, "GPU-therm#2": 47.0}
+    assert reading.source == "sysfs"
+    assert reading.zones == {
+        "CPU-therm": 48.5,
+        "GPU-therm": None,
+        "GPU-therm#2": 47.0,
+        "CPU": 48.0,
+        "GPU@4c5": None,
+    }
     assert (reading.gpu_clock_mhz, reading.gpu_max_clock_mhz) == (612, 918)
     assert reading.margin_c is None  # no trip point at all
-
-
-def test_plain_host_gives_its_cpu_sensors(tmp_path: Path) -> None:
-    with JetsonTree(tmp_path) as tree:
-        tree.write(f"{HWMON}0/name", "nvme\n")
-        tree.write(f"{HWMON}0/temp1_input", "80000\n")
-        tree.write(f"{HWMON}2/name", "coretemp\n")
-        tree.write(f"{HWMON}2/temp1_input", "61000\n")
-        tree.write(f"{HWMON}2/temp1_label", "Package id 0\n")
-        tree.write(f"{HWMON}2/temp1_crit", "100000\n")
-        reading = read(tree)
-    assert reading.source == "sysfs"
-    assert reading.hottest_zone == "coretemp:Package id 0"
-    assert (reading.temperature_c, reading.margin_c) == (61, 39)
-    assert reading.power_w is None
-    assert reading.throttle is Throttle.UNKNOWN
-
-
-@pytest.mark.parametrize("kind", ["auto", "sysfs", "none"])
-def test_no_sensors_is_unknown(tmp_path: Path, kind: str) -> None:
-    reading = open_source(kind, tmp_path).read()
-    assert reading == Reading(stamp_s=reading.stamp_s, wall_s=reading.wall_s, source="none")
-    assert reading.temperature_c is reading.margin_c is reading.power_w is None
-    assert reading.throttle is Throttle.UNKNOWN
-
-
-def test_sensors_that_appear_after_the_start(tmp_path: Path) -> None:
-    source = open_source("auto", tmp_path)
-    assert source.read().source == "none"
-    with JetsonTree(tmp_path, ORIN_NANO):
-        reading = source.read()
-    assert reading.source == "sysfs"
-    assert reading.power_mode == "MAXN_SUPER"
-    assert reading.temperature_c is not None
-
-
-def test_this_machine_reads_without_error() -> None:
-    reading = open_source().read()
-    assert reading.source in ("sysfs", "none")
-    assert reading.stamp_s > 0
-
-
-def test_null_source_knows_nothing() -> None:
-    assert NullSource(clock=lambda: 5.0).read().stamp_s == 5.0
-
-
-@pytest.mark.parametrize("root", ["nowhere", "a\0b"])
-def test_a_root_that_is_no_directory_is_refused(tmp_path: Path, root: str) -> None:
-    with pytest.raises(ValueError, match=r"telemetry\.root .*not a directory; name the directory"):
-        open_source("auto", f"{tmp_path}/{root}")
-
-
-def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'jtop' is not one of auto, sysfs, none; use auto"):
-        open_source("jtop")
 
 
 def test_reading_leaves_no_file_descriptor_open(nano: JetsonTree) -> None:

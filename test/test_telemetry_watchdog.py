@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from jetson_tree import ORIN_NANO, JetsonTree
 
+from gemma_mtp_ros.telemetry.files import VALUE_LIMIT, FileTree
 from gemma_mtp_ros.telemetry.policy import Decision, Level, PolicyConfig, parse_draft_cap
 from gemma_mtp_ros.telemetry.reading import Reading
 from gemma_mtp_ros.telemetry.sources import NullSource, Source, SysfsSource
@@ -150,7 +151,7 @@ def test_a_source_that_raises_is_unknown_and_is_read_again(
         watchdog = start(Scripted(fails, fails, fails, nothing_known), published)
         decision = published.next()[1]
         assert decision.level is Level.UNKNOWN
-        assert "source scripted failed: RuntimeError('the bus is gone')" in decision.reason
+        assert "Source scripted failed: RuntimeError('the bus is gone')." in decision.reason
         published.until(lambda d: "failed" not in d.reason)
     assert watchdog.running
     assert len(caplog.records) == 1  # the same failure three times in a row
@@ -186,7 +187,8 @@ def test_a_callback_that_raises_leaves_unknown_and_keeps_the_cap(
 def test_a_reading_that_cannot_be_decided_on_keeps_the_cap_and_is_not_published(
     published: Published,
 ) -> None:
-    hot = Reading(0.0, 0.0, zones={"cpu": 98.0}, temperature_c=98.0, margin_c=1.0)
+    now_s = time.monotonic()
+    hot = Reading(now_s, 0.0, zones={"cpu": 98.0}, temperature_c=98.0, margin_c=1.0)
     broken = dataclasses.replace(hot, zones=None)  # type: ignore[arg-type]
     seen: list[Decision] = []
 
@@ -198,7 +200,7 @@ def test_a_reading_that_cannot_be_decided_on_keeps_the_cap_and_is_not_published(
 
     source = Scripted(lambda: hot, lambda: broken, look, lambda: hot)
     config = PolicyConfig("report", parse_draft_cap(["HOT=2"]))
-    watchdog = Watchdog(source, config, published, PERIOD_S)
+    watchdog = Watchdog(source, config, published, period_s=0.2)
     watchdog.start()
     try:
         assert [published.next()[0], published.next()[0]] == [hot, hot]
@@ -262,31 +264,149 @@ def test_a_restarted_watchdog_still_wants_to_see_the_board_cooled(
         watchdog.stop()
 
 
-def test_a_source_that_hangs_publishes_nothing_and_is_left_behind(
-    tmp_path: Path, published: Published, caplog: pytest.LogCaptureFixture
+class SlowBus(FileTree):
+    """Opens files as most programs do: a read that has to wait blocks in the kernel."""
+
+    def read(self, path: str, limit: int = VALUE_LIMIT) -> bytes | None:
+        try:
+            with open(self.root / path, "rb", buffering=0) as file:
+                return file.read(limit)
+        except OSError:
+            return None
+
+
+@pytest.fixture
+def slow_board(tmp_path: Path) -> Iterator[tuple[JetsonTree, SysfsSource]]:
+    with JetsonTree(tmp_path, ORIN_NANO) as tree:
+        for zone in (2, 3, 4):
+            tree.write(f"sys/class/thermal/thermal_zone{zone}/temp", "45000")
+        source = SysfsSource(tree.root)
+        source._tree = SlowBus(tree.root)
+        yield tree, source
+        if HOT in {str(path.relative_to(tree.root)) for path in tree._fifos}:
+            tree.answer(HOT, b"45000")
+
+
+def readers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "telemetry reader"]
+
+
+def test_a_read_that_blocks_leaves_the_watchdog_deciding(
+    slow_board: tuple[JetsonTree, SysfsSource],
+    published: Published,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    fifo = tmp_path / "hangs"
-    os.mkfifo(fifo)
-    hanging = threading.Event()
-
-    def hang() -> Reading:
-        hanging.set()
-        with open(fifo, "rb") as file:  # blocks until somebody opens the other end
-            file.read()
-        return nothing_known()
-
-    watchdog = Watchdog(Scripted(hang, nothing_known), PolicyConfig(), published, PERIOD_S)
+    tree, source = slow_board
+    config = PolicyConfig("report", parse_draft_cap(["NOMINAL=3", "UNKNOWN=5"]), min_dwell_s=0)
+    watchdog = Watchdog(source, config, published, PERIOD_S, stale_after_s=0.3)
     watchdog.start()
-    assert hanging.wait(WAIT_S)
-    (thread,) = [thread for thread in threading.enumerate() if thread.name == "watchdog"]
+    try:
+        assert published.next()[1].level is Level.NOMINAL
+        tree.never_ready(HOT)  # opened before this, or not: the next read hangs
+        levels = []
+        while not levels or levels[-1] is not Level.UNKNOWN:
+            reading, decision = published.next()
+            levels.append(decision.level)
+        assert set(levels) == {Level.NOMINAL, Level.UNKNOWN}
+        assert levels.count(Level.NOMINAL) > 1  # the last reading counts for a while
+        assert reading.age_s(time.monotonic()) > 0.3
+        assert (reading.temperature_c, reading.power_w, reading.source) == (None, None, "sysfs")
+        assert "Source sysfs has given no reading for 0." in decision.reason
+        assert decision.draft_cap == 3  # not loosened
+        before = reading.stamp_s
+        for _ in range(5):  # and it goes on stamping
+            reading, decision = published.next()
+            assert (decision.level, reading.stamp_s) == (Level.UNKNOWN, before)
+            assert len(readers()) == 1
+        assert caplog.text.count("source sysfs does not answer") == 1
+
+        tree.answer(HOT, b"60000")
+        tree.write(HOT, "61000")
+        published.until(lambda d: d.level is Level.NOMINAL)
+        while published.next()[0].temperature_c != 61:
+            pass  # fails after WAIT_S without a decision, or at the time limit of the test
+    finally:
+        watchdog.stop()
+    assert readers() == []
+
+
+def test_a_reader_that_hangs_is_left_behind_and_taken_up_again(
+    slow_board: tuple[JetsonTree, SysfsSource],
+    published: Published,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tree, source = slow_board
+    tree.never_ready(HOT)
+    watchdog = Watchdog(
+        source, PolicyConfig(min_dwell_s=0), published, PERIOD_S, stale_after_s=0.05
+    )
+    for _ in range(3):
+        watchdog.start()
+        reading, decision = published.next()
+        assert decision.level is Level.UNKNOWN
+        assert "Source sysfs has given no reading for" in decision.reason
+        assert reading.temperature_c is None
+        watchdog.stop(timeout_s=0.05)
+        assert not watchdog.running
+        assert "source sysfs has not answered" in caplog.text
+        assert len(readers()) == 1
+        while not published.queue.empty():
+            published.queue.get()
+    watchdog.start()
+    tree.answer(HOT, b"60000")
+    tree.write(HOT, "61000")
+    published.until(lambda d: d.level is Level.NOMINAL)
+    watchdog.stop()
+    assert readers() == []
+
+
+def test_a_reader_left_behind_ends_when_its_read_comes_back(
+    slow_board: tuple[JetsonTree, SysfsSource], published: Published
+) -> None:
+    tree, source = slow_board
+    tree.never_ready(HOT)
+    closed = threading.Event()
+    source.close = closed.set  # type: ignore[method-assign]
+    watchdog = Watchdog(source, PolicyConfig(), published, PERIOD_S, stale_after_s=0.05)
+    watchdog.start()
+    published.next()
     watchdog.stop(timeout_s=0.05)
-    assert "source scripted has not answered" in caplog.text
-    assert published.queue.empty()
-    with open(fifo, "wb"):
-        pass
-    thread.join(WAIT_S)
-    assert not thread.is_alive()
-    assert published.queue.empty()
+    (reader,) = readers()
+    assert not closed.is_set()
+    count = published.queue.qsize()
+    tree.answer(HOT, b"60000")
+    reader.join(WAIT_S)
+    assert not reader.is_alive()
+    assert closed.is_set()
+    assert published.queue.qsize() == count
+
+
+def test_stopping_closes_the_source_and_starting_reads_it_again(published: Published) -> None:
+    source = Closing()
+    watchdog = Watchdog(source, PolicyConfig(), published, PERIOD_S)
+    for number in (1, 2):
+        watchdog.start()
+        published.next()
+        watchdog.stop()
+        assert source.closed == number
+    assert readers() == []
+
+
+class Closing(NullSource):
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+        raise OSError("the bus is gone")
+
+
+def test_how_old_a_reading_may_be() -> None:
+    def watchdog(period_s: float) -> Watchdog:
+        return Watchdog(NullSource(), PolicyConfig(), lambda reading, decision: None, period_s)
+
+    assert [watchdog(period_s).stale_after_s for period_s in (0.1, 0.5, 2.0)] == [2.0, 2.0, 6.0]
 
 
 @pytest.mark.parametrize("period_s", [0.0, -1.0, float("nan"), float("inf")])

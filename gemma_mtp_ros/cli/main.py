@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import io
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -58,7 +59,23 @@ def parser() -> Parser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_ask(commands)
     _add_bench(commands)
+    _add_record(commands)
     return top
+
+
+def _seconds(low: float, high: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is no number of seconds from {low:g} to {high:g}"
+            )
+        return value
+
+    return parse
 
 
 def _add_model(command: argparse.ArgumentParser) -> None:
@@ -172,6 +189,44 @@ def _add_bench(commands: Commands) -> None:
     bench.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     bench.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw them into this file, .png or .svg"
+    )
+
+
+def _add_record(commands: Commands) -> None:
+    record = commands.add_parser(
+        "record",
+        help="record what the sensors of this board say",
+        description="Write a trace of the board's temperatures, power, clocks and power mode: JSON "
+        "lines, one a reading, which telemetry.source replay plays back. Ends after --seconds or "
+        "at Ctrl-C; what was read until then is in the file.",
+    )
+    record.add_argument(
+        "file", type=Path, metavar="FILE", help="a new file; one that ends in .gz is compressed"
+    )
+    record.add_argument(
+        "--seconds",
+        type=_seconds(0.01, 1e7),
+        metavar="N",
+        help="how long (default: until Ctrl-C)",
+    )
+    record.add_argument(
+        "--period",
+        type=_seconds(0.01, 3600.0),
+        default=0.5,
+        metavar="S",
+        help="seconds between readings (default: %(default)s)",
+    )
+    record.add_argument(
+        "--source",
+        choices=("auto", "sysfs", "nvml", "plain"),
+        default="auto",
+        help="where readings come from (default: the best that this machine has)",
+    )
+    record.add_argument(
+        "--root",
+        default="/",
+        metavar="FOLDER",
+        help="folder that holds sys/, proc/, etc/ and var/ of the board (default: %(default)s)",
     )
 
 

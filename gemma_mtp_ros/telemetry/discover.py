@@ -3,8 +3,9 @@
 """Where the sensors of a board are in its file tree.
 
 hwmon and cooling-device numbers change at each boot, so everything is found by `name` or `type`.
-Names of zones, rails and clocks: Jetson Orin (JetPack 5 to 7) and Thor (JetPack 7); other hosts
-give what they share with these (thermal zones, CPU temperatures of hwmon).
+Names of zones, rails and clocks: Jetson Orin (JetPack 5 to 7) and Thor (JetPack 7). What other
+hosts share with these (thermal zones, cooling devices) is found by the same functions; `plain` has
+the rest.
 """
 
 from __future__ import annotations
@@ -12,17 +13,22 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from .files import FileTree
-from .reading import TRIP_RANGE_C, Trips
+from .reading import HYSTERESIS_RANGE_C, TRIP_RANGE_C, Trips
 
 THERMAL = "sys/class/thermal"
 HWMON = "sys/class/hwmon"
 DEVFREQ = "sys/class/devfreq"
+FOLDERS = (THERMAL, HWMON, DEVFREQ)
 MODEL = "proc/device-tree/model"
+COMPATIBLE = "proc/device-tree/compatible"
 MODE_STATUS = "var/lib/nvpmodel/status"
 MODE_NAMES = "etc/nvpmodel.conf"
+
+REDISCOVER_S = 30.0
+"""A file that came late, or a trip point that was changed, is seen after this long at most."""
 
 CLOCK_CUTTERS = (
     "*-throttle-alert",
@@ -40,9 +46,14 @@ HOT_SURFACE_TRIP_C = 70.0
 """Orin's passive trip for its hot-surface warning. A kernel that does not list the bindings of
 trip points does not say so; then a passive trip up to here is the warning's."""
 
+TEGRA_GPUS = r"gpu-gpc-\d+|17000000\.gpu|[0-9a-f]+\.(ga10b|gv11b|gp10b)"
+"""Names of GPU clocks that only a Jetson has; other boards have a `.gpu` at another address."""
+
 GPU_CLOCKS = r"gpu-gpc-\d+|[0-9a-f]+\.(gpu|ga10b|gv11b|gp10b)"
 GPU_LOADS = ("sys/devices/platform/gpu.0/load", "sys/devices/gpu.0/load")
-CPU_SENSORS = ("coretemp", "k10temp", "zenpower")
+MEMORY_CLOCKS = ("sys/kernel/nvpmodel_clk_cap/emc", f"{DEVFREQ}/bwmgr/cur_freq")
+"""Orin's cap of the power mode (the actual rate is for root alone); Thor's clock. Hz."""
+
 INA3221_CHANNELS = (1, 2, 3)  # in4..in6 are shunt voltages, in7 their sum
 TOTAL_RAIL = "VDD_IN"
 DISJOINT_RAILS = ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0")
@@ -66,6 +77,7 @@ class Layout:
     total_power: str | None  # uW file
     gpu_clock: str | None  # devfreq folder
     gpu_load: str | None  # per mille
+    memory_clock: str | None  # Hz
     over_current: tuple[str, ...]
 
     @property
@@ -83,14 +95,11 @@ class Layout:
 
 def discover(tree: FileTree) -> Layout:
     """Look through the whole tree once."""
-    devices = _devices(tree)  # first: what comes while we look is then seen as new
+    devices = listing(tree, FOLDERS)  # first: what comes while we look is then seen as new
     identities: dict[str, str] = {}
-    coolers = _named(tree, THERMAL, r"cooling_device\d+", "type", identities)
-    zones, trips = _thermal_zones(tree, [kind for _, kind in coolers], identities)
-    monitors = _named(tree, HWMON, r"hwmon\d+", "name", identities)
-    for folder, name in monitors:
-        if name in CPU_SENSORS:
-            _cpu_sensors(tree, folder, name, identities, zones, trips)
+    coolers = named(tree, THERMAL, r"cooling_device\d+", "type", identities)
+    zones, trips = thermal_zones(tree, [kind for _, kind in coolers], identities)
+    monitors = named(tree, HWMON, r"hwmon\d+", "name", identities)
     clocks = tree.entries(DEVFREQ, GPU_CLOCKS)
     gpu_clock = f"{DEVFREQ}/{clocks[0]}" if clocks else None
     loads = [*GPU_LOADS, *([f"{gpu_clock}/device/load"] if gpu_clock else [])]
@@ -100,7 +109,9 @@ def discover(tree: FileTree) -> Layout:
         zones=zones,
         trips=trips,
         clock_cutters=tuple(
-            (kind, f"{folder}/cur_state") for folder, kind in coolers if _is(kind, CLOCK_CUTTERS)
+            (kind, f"{folder}/cur_state")
+            for folder, kind in coolers
+            if matches(kind, CLOCK_CUTTERS)
         ),
         rails=_rails(tree, [folder for folder, name in monitors if name == "ina3221"], identities),
         total_power=next(
@@ -108,6 +119,7 @@ def discover(tree: FileTree) -> Layout:
         ),
         gpu_clock=gpu_clock,
         gpu_load=next((path for path in loads if tree.exists(path)), None),
+        memory_clock=next((path for path in MEMORY_CLOCKS if tree.exists(path)), None),
         over_current=tuple(
             f"{folder}/{counter}"
             for folder, name in monitors
@@ -117,11 +129,32 @@ def discover(tree: FileTree) -> Layout:
     )
 
 
-def moved(tree: FileTree, layout: Layout) -> bool:
-    """Whether a device came, left, or bears another name or label than when the layout was made."""
-    return _devices(tree) != layout.devices or any(
-        tree.text(path) != name for path, name in layout.identities.items()
+def moved(
+    tree: FileTree,
+    folders: tuple[str, ...],
+    devices: tuple[list[str], ...],
+    identities: Mapping[str, str],
+) -> bool:
+    """Whether a device came, left, or bears another name or label than when it was looked for."""
+    return listing(tree, folders) != devices or any(
+        tree.text(path) != name for path, name in identities.items()
     )
+
+
+def is_jetson(tree: FileTree) -> bool:
+    """Whether the tree is that of a Jetson, by its device tree, power modes or GPU clock."""
+    return (
+        "jetson" in (tree.text(MODEL) or "").lower()
+        or "nvidia,tegra" in (tree.text(COMPATIBLE) or "")
+        or tree.exists(MODE_STATUS)
+        or tree.exists(MODE_NAMES)
+        or bool(tree.entries(DEVFREQ, TEGRA_GPUS))
+    )
+
+
+def is_thor(layout: Layout) -> bool:
+    """Whether the GPU's clock is that of a Thor."""
+    return layout.gpu_clock is not None and "/gpu-gpc-" in layout.gpu_clock
 
 
 def mode_names(tree: FileTree) -> dict[int, str]:
@@ -137,15 +170,17 @@ def mode_id(tree: FileTree) -> int | None:
     return int(found[1]) if found else None
 
 
-def _devices(tree: FileTree) -> tuple[list[str], ...]:
-    return tuple(tree.entries(folder, ".*") for folder in (THERMAL, HWMON, DEVFREQ))
+def listing(tree: FileTree, folders: tuple[str, ...]) -> tuple[list[str], ...]:
+    """What stands in each of the folders."""
+    return tuple(tree.entries(folder, ".*") for folder in folders)
 
 
-def _is(kind: str, patterns: tuple[str, ...]) -> bool:
+def matches(kind: str, patterns: tuple[str, ...]) -> bool:
+    """Whether one of the shell patterns fits."""
     return any(fnmatch.fnmatchcase(kind, pattern) for pattern in patterns)
 
 
-def _named(
+def named(
     tree: FileTree, folder: str, pattern: str, file: str, identities: dict[str, str]
 ) -> list[tuple[str, str]]:
     """(folder, name) of the numbered entries that say their name."""
@@ -158,7 +193,7 @@ def _named(
     return found
 
 
-def _unique(name: str, taken: Collection[str]) -> str:
+def unique(name: str, taken: Collection[str]) -> str:
     """`name`, or `name#2` and so on where several bear it."""
     number, unique = 1, name
     while unique in taken:
@@ -167,13 +202,14 @@ def _unique(name: str, taken: Collection[str]) -> str:
     return unique
 
 
-def _thermal_zones(
+def thermal_zones(
     tree: FileTree, coolers: list[str], identities: dict[str, str]
 ) -> tuple[dict[str, str], dict[str, Trips]]:
+    """The kernel's zones: name -> file in m degC, and name -> trip points."""
     zones: dict[str, str] = {}
     trips: dict[str, Trips] = {}
-    for folder, kind in _named(tree, THERMAL, r"thermal_zone\d+", "type", identities):
-        name = _unique(kind, zones)
+    for folder, kind in named(tree, THERMAL, r"thermal_zone\d+", "type", identities):
+        name = unique(kind, zones)
         zones[name] = f"{folder}/temp"
         trips[name] = _zone_trips(tree, folder, coolers)
     return zones, trips
@@ -198,38 +234,22 @@ def _zone_trips(tree: FileTree, folder: str, coolers: list[str]) -> Trips:
             criticals.append(celsius)
         elif kind == "passive":
             kinds = bound.get(int(stem.removeprefix("trip_point_")), [])
-            warns_only = all(_is(kind, NO_CLOCK_CUTTERS) for kind in kinds)
+            warns_only = all(matches(kind, NO_CLOCK_CUTTERS) for kind in kinds)
             if not kinds:
                 warns_only = celsius <= HOT_SURFACE_TRIP_C and "hot-surface-alert" in coolers
             if not warns_only:
-                hysteresis = tree.number(f"{folder}/{stem}_hyst", 1000, 0.0, 20.0)
+                hysteresis = tree.number(f"{folder}/{stem}_hyst", 1000, *HYSTERESIS_RANGE_C)
                 throttles.append((celsius, hysteresis))
     throttle, hysteresis_c = min(throttles, key=lambda trip: trip[0], default=(None, None))
     return Trips(throttle, min(criticals, default=None), hysteresis_c)
 
 
-def _label(tree: FileTree, path: str, identities: dict[str, str]) -> str | None:
-    label = tree.text(path)
-    if label is not None:
-        identities[path] = label
-    return label
-
-
-def _cpu_sensors(
-    tree: FileTree,
-    folder: str,
-    name: str,
-    identities: dict[str, str],
-    zones: dict[str, str],
-    trips: dict[str, Trips],
-) -> None:
-    """Temperatures of an x86 CPU; its `crit` is where the processor cuts its own clocks."""
-    for entry in tree.entries(folder, r"temp\d+_input"):
-        stem = entry.removesuffix("_input")
-        label = _label(tree, f"{folder}/{stem}_label", identities)
-        zone = _unique(f"{name}:{label or stem}", zones)
-        zones[zone] = f"{folder}/{entry}"
-        trips[zone] = Trips(throttle_c=tree.number(f"{folder}/{stem}_crit", 1000, *TRIP_RANGE_C))
+def label(tree: FileTree, path: str, identities: dict[str, str]) -> str | None:
+    """The text of a label file, which is noted among the `identities`."""
+    text = tree.text(path)
+    if text is not None:
+        identities[path] = text
+    return text
 
 
 def _rails(
@@ -238,10 +258,10 @@ def _rails(
     rails: dict[str, tuple[str, str]] = {}
     for folder in folders:
         for channel in INA3221_CHANNELS:
-            label = _label(tree, f"{folder}/in{channel}_label", identities)
-            if label is None or label.upper() == "NC":
+            rail = label(tree, f"{folder}/in{channel}_label", identities)
+            if rail is None or rail.upper() == "NC":
                 continue
-            rails[_unique(label, rails)] = (
+            rails[unique(rail, rails)] = (
                 f"{folder}/in{channel}_input",
                 f"{folder}/curr{channel}_input",
             )

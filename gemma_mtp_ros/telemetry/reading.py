@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+import time
 from collections.abc import Mapping
 
 TEMPERATURE_RANGE_C = (-40.0, 150.0)
@@ -18,6 +19,9 @@ TEMPERATURE_RANGE_C = (-40.0, 150.0)
 
 TRIP_RANGE_C = (40.0, 150.0)
 """Trip points outside are placeholders (0, -274) that firmware leaves for "not set"."""
+
+HYSTERESIS_RANGE_C = (0.0, 20.0)
+"""Of a trip point."""
 
 THROTTLE_TO_CRITICAL_C = 5.5
 """Assumed distance between the first cut of clocks and the shutdown trip where a zone states only
@@ -118,6 +122,7 @@ class Reading:
 
     stamp_s: CLOCK_MONOTONIC at the start of the reading. wall_s: time since the epoch.
     source: where it comes from ("sysfs"), or "none" if there is nothing to read.
+    note: one sentence on what could not be had, "" if all is well.
     zones, trips: per thermal zone, by the kernel's own name for it (`type`), degC.
     hottest_zone, temperature_c: the hottest zone that reads.
     margin_zone, margin_c: the zone nearest to where clocks are cut, and its distance from there
@@ -125,15 +130,19 @@ class Reading:
     critical_margin_c: smallest distance of any zone from its shutdown trip, degC.
     rails: power per labelled rail, W; rails may be parts of each other. power_w: the whole board.
     gpu_clock_mhz: 0 where the GPU is power-gated. gpu_max_clock_mhz: cap of the power mode.
-    gpu_load: 0..1.
-    throttle, throttle_reason: whether clocks are being cut, and the cooling devices that say so.
-    over_current_events: sum of the counters since boot; its rate matters, not its value.
+    gpu_load: 0..1. memory_clock_mhz: on Orin the cap of the power mode, elsewhere the clock.
+    throttle, throttle_reason: whether clocks are being cut, and what says so.
+    over_current_events: sum of the counters since boot. over_current_per_s: how fast it grows.
     power_mode: name of the nvpmodel mode. board: the device tree's model name.
+    round_s: how long a round of the engine takes; no sensor's value, the node fills it in, as the
+        next two. draft_length: mean of the last second. tokens_per_s: of the last second, pauses
+        included.
     """
 
     stamp_s: float
     wall_s: float
     source: str = "none"
+    note: str = ""
     board: str | None = None
     zones: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
     trips: Mapping[str, Trips] = dataclasses.field(default_factory=dict)
@@ -147,7 +156,22 @@ class Reading:
     gpu_clock_mhz: float | None = None
     gpu_max_clock_mhz: float | None = None
     gpu_load: float | None = None
+    memory_clock_mhz: float | None = None
     throttle: Throttle = Throttle.UNKNOWN
     throttle_reason: str = ""
     over_current_events: int | None = None
+    over_current_per_s: float | None = None
     power_mode: str | None = None
+    round_s: float | None = None
+    draft_length: float | None = None
+    tokens_per_s: float | None = None
+
+    def age_s(self, now_s: float) -> float:
+        """Seconds since the reading was begun; `now_s` is CLOCK_MONOTONIC."""
+        return max(now_s - self.stamp_s, 0.0)
+
+
+def unknown(stamp_s: float, source: str, note: str, board: str | None = None) -> Reading:
+    """A reading that knows nothing, for the reason in `note`; `wall_s` is that of `stamp_s`."""
+    wall_s = time.time() - (time.monotonic() - stamp_s)
+    return Reading(stamp_s=stamp_s, wall_s=wall_s, source=source, note=note, board=board)

@@ -10,25 +10,38 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from .reading import Reading
+from .auto import AutoSource
+from .nvml import NvmlSource
+from .plain import PlainSource
+from .reading import Reading, unknown
 from .sysfs import SysfsSource
 
-__all__ = ["KINDS", "NullSource", "Source", "SysfsSource", "open_source"]
+__all__ = [
+    "KINDS",
+    "AutoSource",
+    "NullSource",
+    "NvmlSource",
+    "PlainSource",
+    "Source",
+    "SysfsSource",
+    "open_source",
+]
 
-KINDS = ("auto", "sysfs", "none")
+KINDS = ("auto", "sysfs", "nvml", "replay", "plain", "none")
 """Values of parameter `telemetry.source`."""
 
 
 class Source(Protocol):
-    """Where readings come from. One thread reads; `close` comes after the last read.
+    """Where readings come from. One thread at a time calls it.
 
-    `read` leaves unknown what it cannot know. It may raise when the source as a whole fails; the
-    watchdog then takes everything for unknown.
+    `read` leaves unknown what it cannot know. It may raise when the source as a whole fails, and it
+    may block, as a sensor's driver can; the watchdog then takes everything for unknown. A `read`
+    after `close` takes again what `close` gave back.
     """
 
     @property
     def name(self) -> str:
-        """Value of `Reading.source`."""
+        """Value of `Reading.source`, while there is something to read."""
 
     def read(self) -> Reading:
         """The board now."""
@@ -47,20 +60,30 @@ class NullSource:
 
     def read(self) -> Reading:
         """A reading with its time stamps alone."""
-        return Reading(stamp_s=self._clock(), wall_s=time.time())
+        return unknown(self._clock(), self.name, "telemetry.source is none.")
 
     def close(self) -> None:
         """Nothing is held."""
 
 
-def open_source(kind: str = "auto", root: str | os.PathLike[str] = "/") -> Source:
+def open_source(
+    kind: str = "auto",
+    root: str | os.PathLike[str] = "/",
+    *,
+    trace: str | os.PathLike[str] = "",
+    speed: float = 1.0,
+    loop: bool = False,
+) -> Source:
     """The source named `kind` (`KINDS`); `auto` is the best that this machine has.
 
-    On a machine without sensors `auto` and `sysfs` give readings that know nothing, and keep
-    looking, as a driver may load after the node.
+    root: where the file tree begins, for auto, sysfs and plain. trace: the recording that replay
+    reads, `speed` times as fast as it was recorded, over and over if `loop`.
+    On a machine without sensors the readings know nothing and say so (source "none"), and what may
+    come, as a driver that loads after the node, is looked for again and again.
 
     Raises:
-        ValueError: an unknown kind, or a root that is no directory.
+        ValueError: an unknown kind, a root that is no directory, or a trace that cannot be
+            replayed (`trace.TraceError`).
     """
     if kind not in KINDS:
         raise ValueError(
@@ -69,9 +92,24 @@ def open_source(kind: str = "auto", root: str | os.PathLike[str] = "/") -> Sourc
         )
     if kind == "none":
         return NullSource()
+    if kind == "nvml":
+        return NvmlSource()
+    if kind == "replay":
+        if not os.fspath(trace):
+            raise ValueError(
+                "telemetry.source replay needs telemetry.trace; name a file that gemma-mtp record "
+                "wrote."
+            )
+        from .replay import ReplaySource  # brings pydantic, which no other source needs
+
+        return ReplaySource(trace, speed=speed, loop=loop)
     if "\0" in os.fspath(root) or not Path(root).is_dir():
         raise ValueError(
             f"telemetry.root {os.fspath(root)!r} is not a directory; name the directory that holds "
             "sys/, proc/, etc/ and var/, which is / on the robot itself."
         )
-    return SysfsSource(root)
+    if kind == "sysfs":
+        return SysfsSource(root)
+    if kind == "plain":
+        return PlainSource(root)
+    return AutoSource(root, nvml=NvmlSource() if os.path.samefile(root, "/") else None)

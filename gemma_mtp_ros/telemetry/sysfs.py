@@ -10,19 +10,22 @@ from collections.abc import Callable
 
 from .discover import (
     DISJOINT_RAILS,
+    FOLDERS,
     MODEL,
+    REDISCOVER_S,
     TOTAL_RAIL,
     Layout,
     discover,
+    is_thor,
     mode_id,
     mode_names,
     moved,
 )
 from .files import FileTree
-from .reading import TEMPERATURE_RANGE_C, Reading, Throttle, summarise
+from .rates import Rate
+from .reading import TEMPERATURE_RANGE_C, Reading, Throttle, plausible, summarise
 
-REDISCOVER_S = 30.0
-"""A file that came late, or a trip point that was changed, is seen after this long at most."""
+NOTHING = "No sensor of a Jetson was found below {}."
 
 
 class SysfsSource:
@@ -31,15 +34,23 @@ class SysfsSource:
     The places are found once and kept. They are looked for again when a device came, left or bears
     another name or label than before, and every `REDISCOVER_S`.
     A tree without sensors gives readings that know nothing, with source "none".
+
+    gpu_load: where a Thor's load comes from, 0..1, as no file of it has it. On other boards it is
+    not asked.
     """
 
     name = "sysfs"
 
     def __init__(
-        self, root: str | os.PathLike[str] = "/", clock: Callable[[], float] = time.monotonic
+        self,
+        root: str | os.PathLike[str] = "/",
+        clock: Callable[[], float] = time.monotonic,
+        gpu_load: Callable[[], float | None] | None = None,
     ) -> None:
         self._tree = FileTree(root)
         self._clock = clock
+        self._gpu_load = gpu_load
+        self._over_current = Rate()
         self._layout: Layout | None = None
         self._discovered_s = 0.0
         self._board: str | None = None
@@ -52,7 +63,7 @@ class SysfsSource:
         if (
             layout is None
             or now_s - self._discovered_s >= REDISCOVER_S
-            or moved(self._tree, layout)
+            or moved(self._tree, FOLDERS, layout.devices, layout.identities)
         ):
             layout = self._discover(now_s)
         return self._read(layout, now_s)
@@ -79,13 +90,15 @@ class SysfsSource:
             for label, (volts, amperes) in layout.rails.items()
         }
         throttle, throttle_reason = self._throttle(layout)
-        events = [tree.integer(path) for path in layout.over_current]
+        events = self._events(layout)
         clock = layout.gpu_clock
         power_mode = self._power_mode()
+        nothing = layout.empty and power_mode is None
         return Reading(
             stamp_s=now_s,
             wall_s=time.time(),
-            source="none" if layout.empty and power_mode is None else self.name,
+            source="none" if nothing else self.name,
+            note=NOTHING.format(tree.root) if nothing else "",
             board=self._board,
             zones=zones,
             trips=layout.trips,
@@ -98,14 +111,28 @@ class SysfsSource:
             power_w=self._power(layout, rails),
             gpu_clock_mhz=tree.number(f"{clock}/cur_freq", 10**6, 0, 1e4) if clock else None,
             gpu_max_clock_mhz=tree.number(f"{clock}/max_freq", 10**6, 0, 1e4) if clock else None,
-            gpu_load=tree.number(layout.gpu_load, 1000, 0, 1) if layout.gpu_load else None,
+            gpu_load=self._load(layout),
+            memory_clock_mhz=tree.number(layout.memory_clock, 10**6, 0, 1e5)
+            if layout.memory_clock
+            else None,
             throttle=throttle,
             throttle_reason=throttle_reason,
-            over_current_events=sum(e for e in events if e is not None)
-            if events and None not in events
-            else None,
+            over_current_events=events,
+            over_current_per_s=self._over_current.update(events, now_s),
             power_mode=power_mode,
         )
+
+    def _events(self, layout: Layout) -> int | None:
+        counts = [self._tree.integer(path) for path in layout.over_current]
+        known = [count for count in counts if count is not None and count >= 0]
+        return sum(known) if known and len(known) == len(counts) else None
+
+    def _load(self, layout: Layout) -> float | None:
+        if layout.gpu_load is not None:
+            return self._tree.number(layout.gpu_load, 1000, 0, 1)
+        if self._gpu_load is not None and is_thor(layout):
+            return plausible(self._gpu_load(), 0.0, 1.0)
+        return None
 
     def _rail_power(self, millivolts: str, milliamperes: str) -> float | None:
         """W. A shunt without load reads a few mA below zero: no power."""
