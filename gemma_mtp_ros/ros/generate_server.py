@@ -61,6 +61,8 @@ class ActiveGoal:
         self.future = future
         self.id = bytes(handle.goal_id.uuid).hex()
         self.accepted_s = time.monotonic()
+        self.begun_s: float | None = None
+        """When the engine took it (CLOCK_MONOTONIC)."""
         self._host: EngineHost | None = None
         self._cancel_wanted = False
         self._server = server
@@ -127,6 +129,7 @@ class ActiveGoal:
         elif isinstance(event, Finish):
             self._publish_end(event)
         elif isinstance(event, Started):
+            self.begun_s = time.monotonic()
             self._server.meter.started(self.id, self.accepted_s)
             self.feedback(Feedback.STATE_PREFILL)
         else:
@@ -166,7 +169,8 @@ class ActiveGoal:
 class GenerateServer:
     """Takes goals while a host is given to it (:meth:`open`), rejects them else.
 
-    `halted` gives a sentence while the board is too hot for a new goal, else nothing; `on_end` is
+    `halted` gives a sentence while the board is too hot for a new goal, else nothing; `energy` the
+    joules that the board drew between two moments of CLOCK_MONOTONIC, where known; `on_end` is
     called on the executor's thread after each goal.
     """
 
@@ -177,12 +181,14 @@ class GenerateServer:
         group: CallbackGroup,
         meter: Meter,
         halted: Callable[[], str],
+        energy: Callable[[float, float], float | None],
         on_end: Callable[[], None],
     ) -> None:
         self.meter = meter
         self._node = node
         self._settings = settings
         self._halted = halted
+        self._energy = energy
         self._on_end = on_end
         self._gate = threading.Lock()
         self._host: EngineHost | None = None
@@ -282,7 +288,7 @@ class GenerateServer:
         key = bytes(handle.goal_id.uuid)
         goal = self._goals[key]
         try:
-            return self._end(goal, await goal.future)
+            return self._end(goal, self._with_energy(goal, await goal.future))
         finally:
             with self._idle:
                 del self._goals[key]
@@ -310,6 +316,13 @@ class GenerateServer:
                 goal.fail(ErrorCode.THERMAL_LIMIT, halted, FinishReason.THERMAL)
             else:
                 goal.submit(self._host, request)
+
+    def _with_energy(self, goal: ActiveGoal, finish: Finish) -> Finish:
+        if goal.begun_s is None:
+            return finish
+        energy_j = self._energy(goal.begun_s, time.monotonic())
+        stats = finish.stats.model_copy(update={"energy_j": energy_j})
+        return finish.model_copy(update={"stats": stats})
 
     def _end(self, goal: ActiveGoal, finish: Finish) -> Generate.Result:
         """Set the terminal state and make the result."""

@@ -76,6 +76,7 @@ class GemmaMtpNode(LifecycleNodeMixin, Node):
             self._group,
             self._meter,
             self._halted,
+            self._monitor.energy.between,
             self._monitor.publish_stats,
         )
         self._answers = Services(self, self._settings, self._group, self._current_host)

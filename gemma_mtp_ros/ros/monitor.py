@@ -19,6 +19,7 @@ from gemma_mtp_ros.ros import health, qos
 from gemma_mtp_ros.ros.convert import Outcome, known, power_state, set_stamp
 from gemma_mtp_ros.ros.meter import Meter
 from gemma_mtp_ros.ros.settings import Settings
+from gemma_mtp_ros.telemetry.energy import Energy
 from gemma_mtp_ros.telemetry.policy import Decision
 from gemma_mtp_ros.telemetry.reading import Reading
 
@@ -46,6 +47,7 @@ class Monitor:
         self._host = host
         self._view = view
         self._latest: tuple[Reading, Decision] | None = None
+        self.energy = Energy()
         self._power = node.create_publisher(PowerState, "~/power", qos.STATE)
         self._stats = node.create_publisher(EngineStats, "~/stats", qos.STATE)
         self._diagnostics = node.create_publisher(DiagnosticArray, "/diagnostics", qos.DIAGNOSTICS)
@@ -64,6 +66,7 @@ class Monitor:
     def decided(self, reading: Reading, decision: Decision) -> None:
         """Publish ~/power; called on the watchdog's thread at every poll."""
         self._latest = (reading, decision)
+        self.energy.add(reading.stamp_s, reading.power_w)
         state = power_state(reading, decision)
         set_stamp(state.header.stamp, self._node.get_clock(), reading.stamp_s)
         self._power.publish(state)

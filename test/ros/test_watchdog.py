@@ -96,6 +96,12 @@ def test_power_says_what_the_board_does(cool: JetsonTree, driver: Driver) -> Non
     driver.wait_health("watchdog", OK)
 
 
+def test_a_goal_says_what_the_board_drew_for_it(cool: JetsonTree, driver: Driver) -> None:
+    _, result = driver.send("Hello robot", max_new_tokens=100, temperature=0.0).result()
+    stats = result.stats
+    assert 9.2 * stats.decode_s < stats.energy_j < 9.3 * (stats.total_s + 0.5)
+
+
 def test_the_draft_length_follows_a_file(cool: JetsonTree, driver: Driver) -> None:
     _, result = driver.send("Hello robot", max_new_tokens=30, temperature=0.0).result()
     assert deepest(result) == 3
