@@ -25,7 +25,8 @@ from .api import MAX_DRAFT
 REASON_BYTES = 200
 SIZE = mmap.PAGESIZE
 
-_RECORD = struct.Struct(f"<Qddddiii?{REASON_BYTES}s")
+MODE_BYTES = 32
+_RECORD = struct.Struct(f"<Qddddiii?{REASON_BYTES}s{MODE_BYTES}s")
 _CRC = struct.Struct("<I")
 _SLOTS = (0, 512)
 _BEATS = struct.Struct("<Q")
@@ -68,6 +69,9 @@ class Control(NamedTuple):
     """A decision older than this (s) is not trusted: this many tokens are drafted at most."""
     max_duty_cycle: float = 1.0
     """Largest share of the time in which rounds run."""
+    power_mode: str = ""
+    """The board's power mode, by which the engine remembers its costs; empty: unknown. At most
+    :data:`MODE_BYTES` bytes, cut if longer."""
 
     def draft_limit(self, now_s: float) -> int:
         """Most tokens to draft in a round that begins at ``now_s`` (CLOCK_MONOTONIC)."""
@@ -78,6 +82,7 @@ class Control(NamedTuple):
 
 def _pack(sequence: int, control: Control) -> bytes:
     reason = control.halt_reason.encode("utf-8", "replace")[:REASON_BYTES]
+    mode = control.power_mode.encode("utf-8", "replace")[:MODE_BYTES]
     body = _RECORD.pack(
         sequence,
         control.pause_s,
@@ -89,6 +94,7 @@ def _pack(sequence: int, control: Control) -> bytes:
         control.stale_draft_cap,
         control.halt,
         reason.decode("utf-8", "ignore").encode(),
+        mode.decode("utf-8", "ignore").encode(),
     )
     return body + _CRC.pack(zlib.crc32(body))
 
@@ -98,7 +104,7 @@ def _unpack(slot: bytes) -> tuple[int, Control] | None:
     body, (crc,) = slot[: _RECORD.size], _CRC.unpack_from(slot, _RECORD.size)
     if zlib.crc32(body) != crc:
         return None
-    sequence, pause, stamp, stale_after, duty, cap, longest, stale_cap, halt, reason = (
+    sequence, pause, stamp, stale_after, duty, cap, longest, stale_cap, halt, reason, mode = (
         _RECORD.unpack(body)
     )
     return sequence, Control(
@@ -111,6 +117,7 @@ def _unpack(slot: bytes) -> tuple[int, Control] | None:
         stale_after_s=stale_after,
         stale_draft_cap=stale_cap,
         max_duty_cycle=duty,
+        power_mode=mode.rstrip(b"\0").decode("utf-8", "replace"),
     )
 
 

@@ -75,6 +75,8 @@ class EngineHost:
         self._supervisor: Supervisor | None = None
         self._backlog = Backlog(queue_size, self._wake)
         self._calls = Calls(self._wake)
+        self._max_duty_cycle = config.max_duty_cycle
+        self._duty = 1.0
         self._desk = ControlDesk(Control(max_duty_cycle=config.max_duty_cycle))
 
     def start(self, timeout_s: float | None = None) -> ModelInfo:
@@ -159,17 +161,32 @@ class EngineHost:
         """End all requests as :meth:`cancel` does; return how many there were."""
         return self._backlog.cancel_all(finish_reason, error_code, error_msg)
 
-    def set_control(self, *, draft_cap: int, pause_s: float, halt: bool, reason: str) -> None:
+    def set_control(
+        self,
+        *,
+        draft_cap: int,
+        halt: bool,
+        reason: str,
+        pause_s: float = 0.0,
+        duty: float = 1.0,
+        power_mode: str = "",
+    ) -> None:
         """Write a decision of the watchdog, in force from the engine's next round on.
+
+        ``duty`` counts where it is below ``engine.max_duty_cycle``; ``power_mode`` is what the
+        engine remembers its costs by.
 
         The first one puts the engine under supervision: from then on a decision older than
         ``stale_after_s`` is not trusted. A host that never gets one drafts without a cap.
         """
+        self._duty = duty
         self._desk.update(
             draft_cap=draft_cap,
             pause_s=pause_s,
             halt=halt,
             halt_reason=reason,
+            power_mode=power_mode,
+            max_duty_cycle=min(self._max_duty_cycle, self._duty),
             stamp_s=time.monotonic(),
         )
 
@@ -183,6 +200,9 @@ class EngineHost:
         max_duty_cycle: float | None = None,
     ) -> None:
         """Change parameters while the engine runs; those not given stay."""
+        if max_duty_cycle is not None:
+            self._max_duty_cycle = max_duty_cycle
+            max_duty_cycle = min(max_duty_cycle, self._duty)
         given = {
             "draft_max_length": draft_max_length,
             "stale_after_s": stale_after_s,

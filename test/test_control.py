@@ -96,7 +96,8 @@ print("ready", flush=True)
 n = 0
 while True:
     n += 1
-    block.write(Control(n % 8, n / 8, n % 2 == 1, str(n) * 10, n / 4, n % 8, n / 2, n % 8, 1.0))
+    numbers = (n / 4, n % 8, n / 2, n % 8, 1.0)
+    block.write(Control(n % 8, n / 8, n % 2 == 1, str(n) * 10, *numbers, str(n) * 3))
 """
 
 
@@ -120,7 +121,8 @@ def test_no_read_is_torn_while_another_process_writes() -> None:
             n = round(control.pause_s * 8)
             if n == 0:
                 continue
-            expected = (n % 8, n / 8, n % 2 == 1, str(n) * 10, n / 4, n % 8, n / 2, n % 8, 1.0)
+            numbers = (n / 4, n % 8, n / 2, n % 8, 1.0)
+            expected = (n % 8, n / 8, n % 2 == 1, str(n) * 10, *numbers, str(n) * 3)
             assert tuple(control) == expected
             assert n >= latest
             latest = n

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gemma_mtp_ros.telemetry.levels import Standing
 from gemma_mtp_ros.telemetry.policy import (
     BOUNDS,
     NO_CAP,
@@ -42,7 +43,7 @@ def at(
 ) -> Reading:
     heat = summarise({"cpu-thermal": celsius}, {"cpu-thermal": trips})
     return Reading(
-        stamp_s=0.0,
+        stamp_s=0.0,  # `decide` sets it
         wall_s=0.0,
         source="sysfs",
         zones={"cpu-thermal": celsius},
@@ -53,12 +54,19 @@ def at(
     )
 
 
+def decide(
+    config: PolicyConfig, state: PolicyState, reading: Reading, now_s: float
+) -> tuple[PolicyState, Decision]:
+    """A poll of a reading made just now."""
+    return step(config, state, dataclasses.replace(reading, stamp_s=now_s), now_s)
+
+
 def run(config: PolicyConfig, readings: Iterable[Reading], period_s: float = 0.5) -> list[Decision]:
     """The decisions on readings that come one a period."""
     state = PolicyState()
     decisions = []
     for index, reading in enumerate(readings):
-        state, decision = step(config, state, reading, 100.0 + index * period_s)
+        state, decision = decide(config, state, reading, 100.0 + index * period_s)
         decisions.append(decision)
     return decisions
 
@@ -168,42 +176,63 @@ def test_a_mode_change_changes_the_cap_within_the_poll() -> None:
     assert [d.draft_cap for d in decisions] == [7, 0]
 
 
-def test_report_never_pauses_and_guard_does() -> None:
+def test_report_never_paces_and_guard_does() -> None:
     for celsius in (50.0, 95.0, 99.0, 103.0):
-        assert run(PolicyConfig(mode="report"), [at(celsius)])[0].pause_s == 0
-    pauses = [run(PolicyConfig(mode="guard"), [at(c)])[0].pause_s for c in (50, 92, 94, 96, 100)]
-    assert pauses == [0, 0, 0.5, 1, 1]
+        report = run(PolicyConfig(mode="report"), [at(celsius)] * 20)[-1]
+        assert (report.duty, report.pause_s) == (1.0, 0.0)
+    guard = [run(PolicyConfig(mode="guard"), [at(c)])[0].duty for c in (50, 96.9, 98.5, 100, 103)]
+    assert guard == pytest.approx([1.0, 1.0, 0.625, 0.25, 0.02])
 
 
-def test_guard_acts_on_the_slope_before_the_margin_is_used_up() -> None:
-    rising = run(PolicyConfig(mode="guard"), [at(89.0), at(90.0), at(91.0)])
-    steady = run(PolicyConfig(mode="guard"), [at(91.0)] * 3)
-    assert steady[-1].pause_s == 0
-    assert rising[-1].pause_s > 0
+def test_the_pause_is_what_the_duty_makes_of_a_round() -> None:
+    reading = dataclasses.replace(at(98.5), round_s=0.08)
+    decision = run(PolicyConfig(mode="guard"), [reading])[0]
+    assert decision.duty == 0.625
+    assert decision.pause_s == pytest.approx(0.048)
+    assert decision.reason == (
+        "cpu-thermal at 98.5 degC is 0.5 degC below where clocks are cut; "
+        "rounds run 62% of the time."
+    )
 
 
-def test_guard_keeps_its_pause_while_nothing_is_known() -> None:
-    decisions = run(PolicyConfig(mode="guard"), [at(94.0), at(None), at(50.0)])
-    assert [d.pause_s for d in decisions] == [0.5, 0.5, 0]
+def test_guard_with_nothing_known_takes_the_safe_duty() -> None:
+    config = PolicyConfig(mode="guard", unknown_duty=0.6)
+    decisions = run(config, [at(98.5), *[at(None)] * 30, at(50.0)])
+    assert [d.duty for d in decisions[:21]] == [0.625] * 20 + [0.6]
+    assert decisions[-1].duty == 1.0
+    assert run(config, [at(None)] * 21)[-1].duty == 0.6
+
+
+def test_a_stale_reading_is_unknown() -> None:
+    config = PolicyConfig(stale_after_s=2.0)
+    old = dataclasses.replace(at(103.0), stamp_s=10.0)
+    assert step(config, PolicyState(), old, 12.0)[1].level is Level.CRITICAL
+    decision = step(config, PolicyState(), old, 12.5)[1]
+    assert decision.level is Level.UNKNOWN
+    assert decision.reason == "the last reading is 2.5 s old."
+    lost = dataclasses.replace(old, stamp_s=math.nan)
+    assert step(config, PolicyState(), lost, 12.0)[1].reason == (
+        "the last reading is of an unknown time."
+    )
 
 
 def test_off_is_disabled_and_forgets() -> None:
     off = PolicyConfig(mode="off", draft_cap=parse_draft_cap(["CRITICAL=0"]))
-    state, _ = step(AT_ONCE, PolicyState(), at(103), 1.0)
-    state, decision = step(off, state, at(103), 1.5)
+    state, _ = decide(AT_ONCE, PolicyState(), at(103), 1.0)
+    state, decision = decide(off, state, at(103), 1.5)
     assert state == PolicyState()
-    assert decision == Decision(Level.DISABLED, 7, 0.0, False, "watchdog.mode is off.")
+    assert decision == Decision(Level.DISABLED, 7, 0.0, False, "watchdog.mode is off.", 1.0, "")
 
 
 def test_override_acts_without_touching_what_is_known() -> None:
     rules = parse_draft_cap(["HOT=2"])
     config = PolicyConfig(draft_cap=rules)
-    state, decision = step(config, PolicyState(), at(50), 1.0)
-    state, decision = step(dataclasses.replace(config, override=Level.HOT), state, at(50), 1.5)
+    state, decision = decide(config, PolicyState(), at(50), 1.0)
+    state, decision = decide(dataclasses.replace(config, override=Level.HOT), state, at(50), 1.5)
     assert (decision.level, decision.draft_cap, decision.halt) == (Level.HOT, 2, False)
     critical = dataclasses.replace(config, override=Level.CRITICAL)
-    assert step(critical, state, at(50), 2.0)[1].halt
-    state, decision = step(config, state, at(50), 2.5)
+    assert decide(critical, state, at(50), 2.0)[1].halt
+    state, decision = decide(config, state, at(50), 2.5)
     assert (decision.level, decision.draft_cap) == (Level.NOMINAL, 7)
 
 
@@ -296,6 +325,7 @@ def test_the_smallest_matching_cap_counts() -> None:
         ({"hot_margin_c": math.nan}, "watchdog.hot_margin_c nan is outside 0 to 60; set it"),
         ({"min_dwell_s": -1.0}, "watchdog.min_dwell_s -1.0 is outside 0 to 600"),
         ({"max_pause_s": "1"}, "watchdog.max_pause_s '1' is outside 0 to 10"),
+        ({"unknown_duty": 0.0}, "watchdog.unknown_duty 0.0 is outside 0.02 to 1"),
         ({"warm_margin_c": 4.0}, "watchdog.warm_margin_c 4.0 is smaller than"),
         ({"override": Level.DISABLED}, "is no level to force; the levels are UNKNOWN"),
         ({"override": "HOT"}, "watchdog.override 'HOT' is no level to force"),
@@ -327,6 +357,10 @@ absurd_readings = st.builds(
     critical_margin_c=temperatures,
     throttle=st.sampled_from(Throttle),
     power_mode=modes,
+    round_s=st.none() | st.floats(),
+    power_w=st.none() | st.floats(),
+    tokens_per_s=st.none() | st.floats(),
+    draft_length=st.none() | st.floats(),
 )
 rules = st.builds(
     CapRule,
@@ -355,10 +389,13 @@ def test_any_trace_is_decided_within_bounds(
     level, changed_s = None, 0.0
     for elapsed_s, reading in trace:
         now_s += elapsed_s
-        state, decision = step(config, state, reading, now_s)
+        state, decision = decide(config, state, reading, now_s)
         assert 0 <= decision.draft_cap <= NO_CAP
-        assert 0 <= decision.pause_s <= config.max_pause_s
-        assert decision.pause_s == 0 or config.mode is Mode.GUARD
+        assert 0 < decision.duty <= 1
+        assert decision.pause_s >= 0
+        assert 0 <= state.pacing.integral <= 1
+        if config.mode is not Mode.GUARD:
+            assert (decision.duty, decision.pause_s) == (1, 0)
         assert decision.halt == (decision.level is Level.CRITICAL)
         assert decision.level is not Level.DISABLED
         assert decision.reason.endswith(".")
@@ -376,8 +413,8 @@ def test_critical_comes_with_the_first_reading_that_asks_for_it(
     state, now_s = PolicyState(), 0.0
     for elapsed_s, reading in trace:
         now_s += elapsed_s
-        state, _ = step(config, state, reading, now_s)
-    assert step(config, state, at(celsius, throttle), now_s)[1].halt
+        state, _ = decide(config, state, reading, now_s)
+    assert decide(config, state, at(celsius, throttle), now_s)[1].halt
 
 
 @PROPERTY
@@ -386,26 +423,33 @@ def test_a_cool_board_recovers(config: PolicyConfig, trace: list[tuple[float, Re
     state, now_s = PolicyState(), 0.0
     for elapsed_s, reading in trace:
         now_s += elapsed_s
-        state, _ = step(config, state, reading, now_s)
+        state, _ = decide(config, state, reading, now_s)
     for _ in range(10):
         now_s += config.min_dwell_s + 0.1
-        state, decision = step(config, state, at(50.0), now_s)
-    assert (decision.level, decision.pause_s) == (Level.NOMINAL, 0)
+        state, decision = decide(config, state, at(50.0), now_s)
+    assert (decision.level, decision.duty, decision.halt) == (Level.NOMINAL, 1, False)
 
 
 @PROPERTY
-@given(traces, st.floats(30, 149), st.floats(30, 149), st.floats(0.01, 5))
+@given(traces, st.floats(30, 149), st.floats(30, 149), st.floats(0.01, 5), st.floats(0.01, 2))
 def test_the_pause_never_shrinks_for_a_hotter_board(
-    trace: list[tuple[float, Reading]], one: float, other: float, elapsed_s: float
+    trace: list[tuple[float, Reading]],
+    one: float,
+    other: float,
+    elapsed_s: float,
+    round_s: float,
 ) -> None:
     config = PolicyConfig(mode="guard")
     state, now_s = PolicyState(), 0.0
     for gap_s, reading in trace:
         now_s += gap_s
-        state, _ = step(config, state, reading, now_s)
-    cooler, hotter = sorted((one, other))
-    pauses = [step(config, state, at(c), now_s + elapsed_s)[1].pause_s for c in (cooler, hotter)]
-    assert pauses[0] <= pauses[1]
+        state, _ = decide(config, state, reading, now_s)
+    pauses = [
+        decide(config, state, dataclasses.replace(at(c), round_s=round_s), now_s + elapsed_s)[1]
+        for c in sorted((one, other))
+    ]
+    assert pauses[0].pause_s <= pauses[1].pause_s
+    assert pauses[0].duty >= pauses[1].duty
 
 
 @PROPERTY
@@ -413,7 +457,9 @@ def test_the_pause_never_shrinks_for_a_hotter_board(
 def test_off_is_always_disabled(reading: Reading, now_s: float, level: Level | None) -> None:
     override = None if level is Level.DISABLED else level
     config = PolicyConfig(mode="off", override=override, draft_cap=parse_draft_cap(["UNKNOWN=0"]))
-    decision = step(config, PolicyState(level=Level.CRITICAL), reading, now_s)[1]
+    decision = decide(
+        config, PolicyState(Standing(Level.CRITICAL, 0.0, Level.CRITICAL)), reading, now_s
+    )[1]
     assert (decision.level, decision.draft_cap) == (Level.DISABLED, NO_CAP)
     assert (decision.pause_s, decision.halt) == (0, False)
 
@@ -421,5 +467,7 @@ def test_off_is_always_disabled(reading: Reading, now_s: float, level: Level | N
 @PROPERTY
 @given(absurd_readings, st.floats())
 def test_no_clock_reading_raises(reading: Reading, now_s: float) -> None:
-    state, _ = step(AT_ONCE, PolicyState(), at(95), 1.0)
-    step(AT_ONCE, state, reading, now_s)
+    for config in (AT_ONCE, PolicyConfig(mode="guard")):
+        state, _ = decide(config, PolicyState(), at(95), 1.0)
+        step(config, state, reading, now_s)
+        decide(config, state, reading, now_s)

@@ -158,13 +158,25 @@ def test_it_does_not_start_without_its_parent(config: EngineConfig) -> None:
 def test_the_duty_cycle_owes_rest_for_work() -> None:
     duty = DutyCycle()
     duty.worked(3.0, 0.75)
-    assert duty.owed_s == 1.0
-    duty.rested(0.4)
+    assert duty.owed_s(0.75) == 1.0
+    duty.rested(0.4, 0.75)
     duty.worked(0.4, 1.0)
-    assert duty.owed_s == pytest.approx(0.6)
-    duty.rested(100.0)
+    assert duty.owed_s(0.75) == pytest.approx(0.6)
+    duty.rested(100.0, 0.75)
     duty.worked(1.0, 0.5)
-    assert duty.owed_s == 1.0
+    assert duty.owed_s(0.5) == 1.0
+
+
+def test_a_share_that_changes_in_a_pause_counts_at_once() -> None:
+    duty = DutyCycle()
+    duty.worked(100.0, 1.0)
+    assert duty.owed_s(0.1) == 0.0
+    duty.worked(1.0, 0.05)
+    assert duty.owed_s(0.05) == pytest.approx(19.0)
+    assert duty.owed_s(0.5) == pytest.approx(1.0)
+    duty.rested(0.5, 0.5)
+    assert duty.owed_s(0.5) == pytest.approx(0.5)
+    assert duty.owed_s(1.0) == 0.0
 
 
 class OutOfMemoryError(RuntimeError):

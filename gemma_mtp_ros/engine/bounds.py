@@ -61,19 +61,27 @@ def apply_to_torch(config: EngineConfig) -> None:
 
 
 class DutyCycle:
-    """How long to pause so that work takes at most ``share`` of the time, over rounds and goals."""
+    """How long to pause so that work takes at most a share of the time, over rounds and goals.
+
+    The debt is kept as work, so that a share that changes in a pause counts at once.
+    """
 
     def __init__(self) -> None:
-        self.owed_s = 0.0
-        """Pause that is due."""
+        self._unpaid_s = 0.0
+
+    def owed_s(self, share: float) -> float:
+        """Pause that is due: t seconds of work owe t (1 - share) / share of rest."""
+        return self._unpaid_s * (1.0 - share) / share
 
     def worked(self, time_s: float, share: float) -> None:
-        """Account for work: t seconds of it owe t (1 - share) / share of rest."""
-        self.owed_s += time_s * (1.0 - share) / share
+        """Account for work; while all of the time is granted it owes nothing."""
+        if share < 1.0:
+            self._unpaid_s += time_s
 
-    def rested(self, time_s: float) -> None:
+    def rested(self, time_s: float, share: float) -> None:
         """Account for rest; what is rested beyond the debt does not count for later work."""
-        self.owed_s = max(0.0, self.owed_s - time_s)
+        paid_s = time_s * share / (1.0 - share) if share < 1.0 else self._unpaid_s
+        self._unpaid_s = max(0.0, self._unpaid_s - paid_s)
 
 
 def _pin(wanted: set[int]) -> None:

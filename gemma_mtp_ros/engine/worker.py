@@ -80,7 +80,8 @@ class Poll:
             self._worker.answer_counts()
             # What a watchdog asks for is between rounds: the first one begins at once.
             pause_s = 0.0 if self._first else control.pause_s
-            left_s = max(began_s + pause_s - now_s, self._worker.duty.owed_s)
+            owed_s = self._worker.duty.owed_s(control.max_duty_cycle)
+            left_s = max(began_s + pause_s - now_s, owed_s)
             if end is not None or left_s <= 0.0:
                 break
             self._link.block.beat(Stage.PAUSED)
@@ -99,7 +100,8 @@ class Poll:
 
     def _rest(self) -> float:
         now_s = time.monotonic()
-        self._worker.duty.rested(now_s - self._worked_from_s)
+        share = self._link.block.read().max_duty_cycle
+        self._worker.duty.rested(now_s - self._worked_from_s, share)
         self._worked_from_s = now_s
         return now_s
 
@@ -154,7 +156,8 @@ class Worker:
                 self.link.receive(beat_s)
                 continue
             message = self.link.inbox.popleft()
-            self.duty.rested(time.monotonic() - self.idle_from_s)
+            share = self.link.block.read().max_duty_cycle
+            self.duty.rested(time.monotonic() - self.idle_from_s, share)
             if isinstance(message, Generate):
                 self._generate(message.request)
             elif isinstance(message, Warm):

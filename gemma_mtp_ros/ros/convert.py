@@ -240,7 +240,7 @@ def power_state(reading: Reading, decision: Decision) -> msg.PowerState:
     """What ~/power says, without the stamp."""
     state = msg.PowerState()
     state.level = int(decision.level)
-    state.reason = decision.reason
+    state.reason = f"{decision.reason} {decision.advice}".rstrip()
     state.hottest_zone = reading.hottest_zone or ""
     state.temperature_c = known(reading.temperature_c)
     state.margin_c = known(reading.margin_c)

@@ -78,27 +78,47 @@ def engine(view: EngineView) -> Status:
     return Status("engine", Health.OK, f"no model is loaded: the node is {view.lifecycle}", values)
 
 
-def watchdog(latest: tuple[Reading, Decision] | None, age_s: float, stale_after_s: float) -> Status:
-    """The watchdog: `age_s` is how long ago it took its latest reading."""
-    if latest is None:
+@dataclasses.dataclass(frozen=True)
+class Watch:
+    """What the node knows of its watchdog; None is unknown.
+
+    decided_s, now_s: CLOCK_MONOTONIC of the latest decision, and of the question. acceptance: share
+    of the running or latest goal's drafts that stood.
+    """
+
+    latest: tuple[Reading, Decision] | None
+    decided_s: float
+    now_s: float
+    acceptance: float | None = None
+
+
+def watchdog(watch: Watch, stale_after_s: float) -> Status:
+    """The watchdog, and the board as it sees it."""
+    if watch.latest is None:
         return Status("watchdog", Health.STALE, "the watchdog has not decided yet")
-    reading, decision = latest
+    reading, decision = watch.latest
+    silent_s = watch.now_s - watch.decided_s
     values = {
         "level": decision.level.name,
         "draft_cap": str(decision.draft_cap),
+        "duty": f"{decision.duty:.3f}",
         "pause_s": f"{decision.pause_s:.3f}",
+        "acceptance": _shown(watch.acceptance, 3),
+        "advice": decision.advice or "none",
         "source": reading.source,
+        "age_s": f"{reading.age_s(watch.now_s):.1f}",
         "hottest_zone": reading.hottest_zone or "unknown",
         "temperature_c": _shown(reading.temperature_c, 1),
         "margin_c": _shown(reading.margin_c, 1),
         "power_w": _shown(reading.power_w, 2),
         "power_mode": reading.power_mode or "unknown",
         "throttle": reading.throttle.name,
+        "over_current_per_s": _shown(reading.over_current_per_s, 2),
     }
     for zone, temperature in reading.zones.items():
         values[f"zone {zone} (degC)"] = _shown(temperature, 1)
-    if age_s > stale_after_s:
-        said = f"the watchdog has not decided for {age_s:.1f} s; the engine takes the stale cap"
+    if silent_s > stale_after_s:
+        said = f"the watchdog has not decided for {silent_s:.1f} s; the engine takes the stale cap"
         return Status("watchdog", Health.STALE, said, values)
     if decision.level is Level.CRITICAL:
         health = Health.ERROR
@@ -106,7 +126,7 @@ def watchdog(latest: tuple[Reading, Decision] | None, age_s: float, stale_after_
         health = Health.WARN
     else:
         health = Health.OK
-    said = decision.reason
+    said = f"{decision.reason} {decision.advice}".rstrip()
     if reading.temperature_c is None and health is Health.OK:
         health, said = Health.WARN, f"{said} No temperature can be read."
     return Status("watchdog", health, said, values)

@@ -25,6 +25,7 @@ from rclpy.parameter import Parameter
 from gemma_mtp_ros.api import ErrorCode, FinishReason, GemmaMtpError, Message, Progress
 from gemma_mtp_ros.host import EngineHost, HostState
 from gemma_mtp_ros.ros import logs
+from gemma_mtp_ros.ros.attended import AttendedSource
 from gemma_mtp_ros.ros.generate_server import GenerateServer
 from gemma_mtp_ros.ros.health import EngineView
 from gemma_mtp_ros.ros.heartbeat import Heartbeat
@@ -37,6 +38,15 @@ from gemma_mtp_ros.telemetry.policy import Decision
 from gemma_mtp_ros.telemetry.reading import Reading
 from gemma_mtp_ros.telemetry.sources import NullSource, open_source
 from gemma_mtp_ros.telemetry.watchdog import Watchdog
+
+WATCHED = (
+    "telemetry.source",
+    "telemetry.root",
+    "telemetry.trace",
+    "telemetry.loop",
+    "watchdog.period_s",
+)
+"""Parameters that take another watchdog."""
 
 END_GOALS_S = 2.0
 """How long deactivate waits for running goals to end; they end by themselves after that."""
@@ -130,8 +140,8 @@ class GemmaMtpNode(LifecycleNodeMixin, Node):
 
     def _configure(self) -> TransitionCallbackReturn:
         self._error = ""
-        config = self._settings.engine_config()
         self._renew_watchdog()
+        config = self._settings.engine_config()
         host = EngineHost(
             config,
             queue_size=self._settings["queue_size"],
@@ -146,7 +156,7 @@ class GemmaMtpNode(LifecycleNodeMixin, Node):
             self._apply(self._settings.values)
             latest = self._watchdog.latest
             if latest is not None:
-                self._stamp(latest[1])
+                self._stamp(*latest)
             begun_s = time.monotonic()
             self.get_logger().info(f"configuring: loading {config.model}")
             info = host.start()
@@ -257,17 +267,18 @@ class GemmaMtpNode(LifecycleNodeMixin, Node):
         self._transitions.run(choose, threading.TIMEOUT_MAX)
 
     def _on_decision(self, reading: Reading, decision: Decision) -> None:
-        self._stamp(decision)
+        self._stamp(reading, decision)
         self._monitor.decided(reading, decision)
 
-    def _stamp(self, decision: Decision) -> None:
+    def _stamp(self, reading: Reading, decision: Decision) -> None:
         host = self._host
         if host is not None:
             host.set_control(
                 draft_cap=decision.draft_cap,
-                pause_s=decision.pause_s,
+                duty=decision.duty,
                 halt=decision.halt,
                 reason=decision.reason,
+                power_mode=reading.power_mode or "",
             )
 
     def _halted(self) -> str:
@@ -300,21 +311,22 @@ class GemmaMtpNode(LifecycleNodeMixin, Node):
             self._watchdog.set_config(self._settings.policy_config())
 
     def _make_watchdog(self) -> Watchdog:
-        kind, root = self._settings["telemetry.source"], self._settings["telemetry.root"]
-        self._watched = (kind, root, self._settings["watchdog.period_s"])
+        self._watched = tuple(self._settings[name] for name in WATCHED)
+        kind, root, trace, loop, period_s = self._watched
         try:
-            source = open_source(kind, root)
+            source = open_source(kind, root, trace=trace, loop=loop)
         except ValueError as error:
             self.get_logger().error(str(error))
-            self._settings.complain("telemetry.root", str(error))
+            culprit = "telemetry.trace" if kind == "replay" else "telemetry.root"
+            self._settings.complain(culprit, str(error))
             source = NullSource()
-        policy, period_s = self._settings.policy_config(), self._settings["watchdog.period_s"]
-        return Watchdog(source, policy, self._on_decision, period_s=period_s)
+        attended = AttendedSource(source, self._meter)
+        policy = self._settings.policy_config()
+        return Watchdog(attended, policy, self._on_decision, period_s=period_s)
 
     def _renew_watchdog(self) -> None:
         """Start another watchdog if the parameters of its source or period changed."""
-        names = ("telemetry.source", "telemetry.root", "watchdog.period_s")
-        if self._watched != tuple(self._settings[name] for name in names):
+        if self._watched != tuple(self._settings[name] for name in WATCHED):
             self._watchdog.stop()
             self._watchdog = self._make_watchdog()
             self._watchdog.start()

@@ -8,6 +8,7 @@ import dataclasses
 import math
 import threading
 import time
+from collections import deque
 
 from gemma_mtp_ros.api import Finish, Piece
 from gemma_mtp_ros.ros.convert import Outcome
@@ -24,6 +25,26 @@ class Figures:
     ttft_s: float = math.nan
 
 
+WINDOW_S = 1.0
+"""What the watchdog is told of the engine is of the last second."""
+
+PIECES = 4096
+"""Rounds kept for that; no engine makes more in a second."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Recent:
+    """What the watchdog wants to know of a goal that decodes; None is unknown.
+
+    round_s: mean time of a round of this goal, pauses aside. draft_length, tokens_per_s: of the
+    last second, pauses included.
+    """
+
+    round_s: float | None = None
+    draft_length: float | None = None
+    tokens_per_s: float | None = None
+
+
 class Meter:
     """Collects from the host's thread, is read from the executor's."""
 
@@ -31,6 +52,7 @@ class Meter:
         self._lock = threading.Lock()
         self._goal_id = ""
         self._begun_s = 0.0
+        self._pieces: deque[tuple[float, int, int]] = deque(maxlen=PIECES)
         self._begin()
         self.counts = dict.fromkeys(Outcome, 0)
 
@@ -50,7 +72,23 @@ class Meter:
                 ttft_s=self._ttft_s,
             )
 
+    def recent(self, now_s: float) -> Recent:
+        """Of the goal that decodes at CLOCK_MONOTONIC `now_s`, if one does."""
+        with self._lock:
+            if self._final is not None or not self._rounds or self._rate <= 0.0:
+                return Recent()
+            round_s = self._tokens / self._rounds / self._rate
+            window = [each for each in self._pieces if now_s - each[0] <= WINDOW_S]
+            if not window:
+                return Recent(round_s)
+            return Recent(
+                round_s,
+                sum(drafted for _, _, drafted in window) / len(window),
+                sum(tokens for _, tokens, _ in window) / WINDOW_S,
+            )
+
     def _begin(self) -> None:
+        self._pieces.clear()
         self._final: Figures | None = None
         self._ttft_s = self._rate = math.nan
         self._rounds = self._tokens = self._drafted = self._accepted = 0
@@ -70,6 +108,7 @@ class Meter:
                 self._ttft_s = time.monotonic() - self._begun_s
                 return
             self._rate = piece.tokens_per_second
+            self._pieces.append((piece.decided_s, len(piece.token_ids), piece.draft_length))
             self._rounds += 1
             self._tokens += len(piece.token_ids)
             self._drafted += piece.draft_length

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -47,6 +48,7 @@ class Monitor:
         self._host = host
         self._view = view
         self._latest: tuple[Reading, Decision] | None = None
+        self._decided_s = 0.0
         self.energy = Energy()
         self._power = node.create_publisher(PowerState, "~/power", qos.STATE)
         self._stats = node.create_publisher(EngineStats, "~/stats", qos.STATE)
@@ -65,7 +67,7 @@ class Monitor:
 
     def decided(self, reading: Reading, decision: Decision) -> None:
         """Publish ~/power; called on the watchdog's thread at every poll."""
-        self._latest = (reading, decision)
+        self._latest, self._decided_s = (reading, decision), time.monotonic()
         self.energy.add(reading.stamp_s, reading.power_w)
         state = power_state(reading, decision)
         set_stamp(state.header.stamp, self._node.get_clock(), reading.stamp_s)
@@ -98,15 +100,16 @@ class Monitor:
     def publish_diagnostics(self) -> None:
         """Publish /diagnostics: engine, watchdog, memory, queue."""
         host = self._host()
-        now_s = time.monotonic()
-        latest = self._latest
+        acceptance = self._meter.figures.acceptance_rate
+        watch = health.Watch(
+            self._latest,
+            self._decided_s,
+            time.monotonic(),
+            None if math.isnan(acceptance) else acceptance,
+        )
         statuses = (
             health.engine(self._view()),
-            health.watchdog(
-                latest,
-                now_s - latest[0].stamp_s if latest is not None else 0.0,
-                self._settings["watchdog.stale_after_s"],
-            ),
+            health.watchdog(watch, self._settings["watchdog.stale_after_s"]),
             health.memory(
                 _available_mib(),
                 host.memory_mib if host is not None else None,

@@ -169,8 +169,9 @@ TABLE: tuple[Spec, ...] = (
     _spec("engine.restart_window_s", 300.0, "Seconds in which restarts are counted.",
         above=0.0, high=86400.0),
     # The watchdog and its sensors; both run in every state of the node.
-    _spec("watchdog.mode", "report", """report: caps the draft length, never pauses; guard: pauses
-        between rounds too, so that the board stays below its trip point; off: neither.""",
+    _spec("watchdog.mode", "report", """report: watches, caps the draft length if
+        watchdog.draft_cap says so, never pauses; guard: pauses between rounds too, so that the
+        board stays below its trip point; off: neither.""",
         when=LIVE, choices=tuple(mode.value for mode in Mode)),
     _spec("watchdog.draft_cap", (), """Most tokens drafted at a level, LEVEL=CAP or
         LEVEL@POWERMODE=CAP, such as HOT=2 or HOT@15W=1; the smallest match counts.""", when=LIVE),
@@ -180,9 +181,18 @@ TABLE: tuple[Spec, ...] = (
         THERMAL_LIMIT."""),
     _policy("hysteresis_c", "A level is left downwards this far (K) beyond its threshold."),
     _policy("min_dwell_s", "Seconds that a level stays, but for a change to CRITICAL."),
-    _policy("guard_margin_c", "mode guard: keeps this far (K) from where clocks are cut."),
-    _policy("guard_band_c", "mode guard: the pause grows from 0 to its largest over this (K)."),
-    _policy("max_pause_s", "mode guard: longest pause after a round, seconds."),
+    _policy("guard_margin_c", """mode guard: holds the board this far (K) from where clocks are
+        cut; at least 0.5 beyond the kernel's own hysteresis, more with a noisy sensor."""),
+    _policy("guard_band_c", """mode guard: each K too hot takes 1 / guard_band_c of the time
+        away."""),
+    _policy("guard_integral_s", """mode guard: what is too hot takes as much time away again
+        within these seconds."""),
+    _policy("guard_ahead_s", """mode guard: seconds that it looks ahead along the slope of the
+        temperature."""),
+    _policy("max_pause_s", """mode guard: longest pause after a round, seconds; bounds the share
+        of time that is left from below."""),
+    _policy("unknown_duty", """mode guard: largest share of the time in which rounds run after 10 s
+        without a temperature."""),
     _spec("watchdog.override", "", """A level to act as, whatever the sensors say, to try on a
         robot what happens then; empty: none.""", when=LIVE,
         choices=("", *(level.name for level in Level if level is not Level.DISABLED))),
@@ -192,9 +202,13 @@ TABLE: tuple[Spec, ...] = (
         the engine takes watchdog.stale_draft_cap.""", when=LIVE, low=0.1, high=600.0),
     _spec("watchdog.stale_draft_cap", 0, "Most tokens drafted while the watchdog is silent.",
         when=LIVE, low=0, high=MAX_DRAFT),
-    _spec("telemetry.source", "auto", "Where readings come from; auto: the best there is.",
-        choices=KINDS),
+    _spec("telemetry.source", "auto", """Where readings come from; auto: the best there is; sysfs:
+        a Jetson's files; nvml: an NVIDIA card; plain: hwmon and RAPL; replay:
+        telemetry.trace.""", choices=KINDS),
     _spec("telemetry.root", "/", "Folder that holds sys/, proc/, etc/ and var/ of the board."),
+    _spec("telemetry.trace", "", """Recording of gemma-mtp record that source replay plays, at
+        the pace at which it was recorded; where it ends, nothing is known."""),
+    _spec("telemetry.loop", False, "Source replay begins again where the recording ends."),
 )
 # fmt: on
 BY_NAME: Mapping[str, Spec] = {spec.name: spec for spec in TABLE}

@@ -161,6 +161,19 @@ def test_meter_follows_the_running_goal_and_keeps_the_latest() -> None:
     assert meter.figures.tokens_per_pass == 3
     assert meter.figures.acceptance_rate == 0.5
     assert meter.figures.draft_length == 4
+    assert meter.recent(time.monotonic()).tokens_per_s is None  # its rate is not known yet
+    now_s = time.monotonic()
+    meter.piece(
+        first.model_copy(update={"draft_length": 2, "tokens_per_second": 40.0, "decided_s": now_s})
+    )
+    recent = meter.recent(now_s + 0.5)
+    assert recent.round_s == pytest.approx((3 + 1) / 2 / 40.0)
+    assert (recent.draft_length, recent.tokens_per_s) == (2.0, 1.0)
+    late = meter.recent(now_s + 2.0)
+    assert (late.round_s, late.draft_length) == (recent.round_s, None)
+    meter.started("a", time.monotonic())
+    meter.piece(first)
+    meter.piece(first.model_copy(update={"token_ids": (1, 2, 3), "draft_length": 4}))
     meter.piece(first.model_copy(update={"request_id": "b"}))  # of no running goal
     assert meter.figures.tokens_per_pass == 3
     stats = Stats(completion_tokens=8, rounds=2, drafted_at=(2, 2), accepted_at=(2, 1))
@@ -192,15 +205,57 @@ def test_a_sensor_that_is_missing_is_never_healthy() -> None:
     nothing = Reading(stamp_s=0.0, wall_s=0.0)
     known = Reading(stamp_s=0.0, wall_s=0.0, temperature_c=50.0, hottest_zone="cpu")
     off = Decision(Level.DISABLED, reason="watchdog.mode is off.")
-    assert health.watchdog(None, 0.0, 2.0).health is Health.STALE
-    assert health.watchdog((nothing, Decision()), 0.0, 2.0).health is Health.WARN
-    assert health.watchdog((nothing, off), 0.0, 2.0).health is Health.WARN
-    assert health.watchdog((known, off), 0.0, 2.0).health is Health.OK
-    assert health.watchdog((known, Decision(Level.NOMINAL)), 0.0, 2.0).health is Health.OK
-    assert health.watchdog((known, Decision(Level.NOMINAL)), 2.1, 2.0).health is Health.STALE
+
+    def seen(reading: Reading, decision: Decision, silent_s: float = 0.0) -> Health:
+        watch = health.Watch((reading, decision), 5.0, 5.0 + silent_s)
+        return health.watchdog(watch, 2.0).health
+
+    assert health.watchdog(health.Watch(None, 0.0, 0.0), 2.0).health is Health.STALE
+    assert seen(nothing, Decision()) is Health.WARN
+    assert seen(nothing, off) is Health.WARN
+    assert seen(known, off) is Health.OK
+    assert seen(known, Decision(Level.NOMINAL)) is Health.OK
+    assert seen(known, Decision(Level.NOMINAL), 2.1) is Health.STALE
     for level in (Level.WARM, Level.HOT):
-        assert health.watchdog((known, Decision(level)), 0.0, 2.0).health is Health.WARN
-    assert health.watchdog((known, Decision(Level.CRITICAL)), 0.0, 2.0).health is Health.ERROR
+        assert seen(known, Decision(level)) is Health.WARN
+    assert seen(known, Decision(Level.CRITICAL)) is Health.ERROR
+
+
+def test_the_watchdogs_status_says_what_it_goes_by() -> None:
+    reading = Reading(
+        stamp_s=4.0,
+        wall_s=0.0,
+        source="sysfs",
+        temperature_c=97.0,
+        margin_c=2.0,
+        power_w=9.25,
+        power_mode="15W",
+        hottest_zone="cpu",
+    )
+    decision = Decision(
+        Level.HOT, draft_cap=2, pause_s=0.1, duty=0.5, reason="Hot.", advice="Try 7W."
+    )
+    status = health.watchdog(health.Watch((reading, decision), 5.0, 5.5, 0.75), 2.0)
+    assert status.message == "Hot. Try 7W."
+    wanted = {
+        "temperature_c": "97.0",
+        "margin_c": "2.0",
+        "power_w": "9.25",
+        "power_mode": "15W",
+        "throttle": "UNKNOWN",
+        "draft_cap": "2",
+        "duty": "0.500",
+        "pause_s": "0.100",
+        "acceptance": "0.750",
+        "source": "sysfs",
+        "age_s": "1.5",
+        "advice": "Try 7W.",
+    }
+    assert wanted.items() <= dict(status.values).items()
+    assert power_state(reading, decision).reason == "Hot. Try 7W."
+
+
+def test_health_of_memory_and_queue() -> None:
     assert health.memory(None, None, 256).health is Health.STALE
     assert health.memory(100.0, 50.0, 256).health is Health.WARN
     assert health.memory(1000.0, 50.0, 256).health is Health.OK

@@ -73,7 +73,7 @@ def test_defaults_and_bounds_are_those_of_the_engine() -> None:
 def test_every_field_of_the_policy_has_a_parameter() -> None:
     fields = set(PolicyConfig.__dataclass_fields__)
     watchdog = {name.removeprefix("watchdog.") for name in BY_NAME if name.startswith("watchdog.")}
-    assert watchdog - fields == {"period_s", "stale_after_s", "stale_draft_cap"}
+    assert watchdog - fields == {"period_s", "stale_draft_cap"}
     assert fields <= watchdog
 
 

@@ -141,6 +141,44 @@ def test_draft_length_can_be_set_while_it_runs(cool: JetsonTree, driver: Driver)
         goal.result()
 
 
+def test_a_mode_change_counts_within_two_polls(cool: JetsonTree, driver: Driver) -> None:
+    assert driver.set(watchdog__draft_cap=["NOMINAL=3", "NOMINAL@15W=1"]) == ""
+    try:
+        goal = driver.send(**LONG)
+        driver.wait_until(lambda: any(f.draft_length == 3 for f in goal.feedback))
+        driver.wait_until(lambda: driver.power[-1].draft_cap == 3)
+        cool.write(MODE, "pmode:0000")
+        polls = len(driver.power)
+        driver.wait_until(lambda: goal.feedback[-1].draft_length == 1)
+        first = next(i for i, p in enumerate(driver.power) if p.power_mode == "15W")
+        assert first <= polls + 1
+        assert driver.power[first].draft_cap == 1
+        goal.cancel()
+        goal.result()
+    finally:
+        driver.set(watchdog__draft_cap=["NOMINAL=3", "HOT=1", "HOT@15W=0"])
+
+
+def test_guard_paces_a_hot_board_and_report_does_not(cool: JetsonTree, driver: Driver) -> None:
+    goal = driver.send(**LONG)
+    goal.wait_text()
+    cool.write(CPU, "98500")  # clocks are cut at 99
+    try:
+        wait_level(driver, PowerState.HOT)
+        assert driver.power[-1].pause_s == 0.0
+        assert driver.set(watchdog__mode="guard") == ""
+        driver.wait_until(lambda: driver.power[-1].pause_s > 0.0)
+        assert "of the time" in driver.power[-1].reason
+        status = driver.wait_health("watchdog", WARN)
+        values = {pair.key: pair.value for pair in status.values}
+        assert {"duty", "pause_s", "acceptance", "age_s", "advice", "margin_c"} <= values.keys()
+        goal.cancel()
+        _, result = goal.result()
+        assert result.stats.paused_s > 0.0
+    finally:
+        driver.set(watchdog__mode="report")
+
+
 def test_a_critical_board_ends_goals_and_refuses_them(cool: JetsonTree, driver: Driver) -> None:
     running = driver.send(**LONG)
     running.wait_text()
