@@ -191,7 +191,8 @@ def step(
 
     level, known = standing.level or Level.UNKNOWN, standing.known
     if config.override is not None:
-        level, reason = config.override, f"watchdog.override forces {config.override.name}"
+        level = config.override
+        reason = f"watchdog.override forces {level.name}, until it is set empty"
         cap = draft_cap_for(config.draft_cap, level, power_mode)
     else:
         reason = sentence(level, asked, reading, distances)
