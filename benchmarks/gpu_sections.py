@@ -19,7 +19,6 @@ from gemma_mtp_ros.cli.findings import Total
 from gemma_mtp_ros.engine.cache import ROWS
 from gemma_mtp_ros.engine.costs import bandwidth, measure, pass_bytes
 from gemma_mtp_ros.engine.decode import Engine, RoundControl
-from gemma_mtp_ros.engine.draft_length import Acceptance
 from gemma_mtp_ros.engine.linear import Precision
 from gemma_mtp_ros.engine.verify import verify
 
@@ -291,7 +290,6 @@ def speed(shape: Shape, precision: Precision, check: Check) -> Rows:
         yield Row(f"{name}.pass_1", costs.passes[0] * 1e3, "ms")
         yield Row(f"{name}.draft_step", costs.draft * 1e3, "ms")
         yield Row(f"{name}.launch_gaps", gaps, "share")
-        engine.acceptance = Acceptance()
         yield from drafted(check, engine, name, goal)
         size = pass_bytes(target, engine.count_tokens((), PROMPT) + check.tokens // 2)
         _, finish = answer(check, engine, 0, check.tokens)

@@ -260,6 +260,9 @@ class MemoryUse(Frozen):
         return self.weights + self.drafter + self.ple + self.kv + self.snapshots + self.workspace
 
 
+Drafting = Literal["none", "fixed", "chain", "stepwise"]
+
+
 class ModelInfo(Frozen):
     """What was loaded, told once the engine is ready."""
 
@@ -275,6 +278,10 @@ class ModelInfo(Frozen):
     reproducible: str
     """``verified``, ``off``, or why equality of bits could not be shown."""
     device: str = "cpu"
+    drafting: Drafting = "none"
+    """``none``: without a drafter; ``fixed``: always the longest draft; ``chain``: as long as pays,
+    decided before each round; ``stepwise``: decided after each draft, by the drafter's probability
+    too (on a CPU, where reading it back waits for nothing, from draft steps of 1 ms on)."""
     load_s: float = 0.0
 
 

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 from .api import MAX_DRAFT
 
 REASON_BYTES = 200
+MODE_BYTES = 32
 SIZE = mmap.PAGESIZE
 
-MODE_BYTES = 32
 _RECORD = struct.Struct(f"<Qddddiii?{REASON_BYTES}s{MODE_BYTES}s")
 _CRC = struct.Struct("<I")
 _SLOTS = (0, 512)
@@ -80,9 +80,16 @@ class Control(NamedTuple):
         return max(0, min(self.draft_max_length, cap, MAX_DRAFT))
 
 
+def _cut(text: str, size: int) -> bytes:
+    """A text's bytes, cut between characters."""
+    return text.encode("utf-8", "replace")[:size].decode("utf-8", "ignore").encode()
+
+
+def _text(packed: bytes) -> str:
+    return packed.rstrip(b"\0").decode("utf-8", "replace")
+
+
 def _pack(sequence: int, control: Control) -> bytes:
-    reason = control.halt_reason.encode("utf-8", "replace")[:REASON_BYTES]
-    mode = control.power_mode.encode("utf-8", "replace")[:MODE_BYTES]
     body = _RECORD.pack(
         sequence,
         control.pause_s,
@@ -93,8 +100,8 @@ def _pack(sequence: int, control: Control) -> bytes:
         control.draft_max_length,
         control.stale_draft_cap,
         control.halt,
-        reason.decode("utf-8", "ignore").encode(),
-        mode.decode("utf-8", "ignore").encode(),
+        _cut(control.halt_reason, REASON_BYTES),
+        _cut(control.power_mode, MODE_BYTES),
     )
     return body + _CRC.pack(zlib.crc32(body))
 
@@ -111,13 +118,13 @@ def _unpack(slot: bytes) -> tuple[int, Control] | None:
         draft_cap=cap,
         pause_s=pause,
         halt=halt,
-        halt_reason=reason.rstrip(b"\0").decode("utf-8", "replace"),
+        halt_reason=_text(reason),
         stamp_s=stamp,
         draft_max_length=longest,
         stale_after_s=stale_after,
         stale_draft_cap=stale_cap,
         max_duty_cycle=duty,
-        power_mode=mode.rstrip(b"\0").decode("utf-8", "replace"),
+        power_mode=_text(mode),
     )
 
 

@@ -13,7 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from gemma_mtp_ros.control import REASON_BYTES, Control, ControlBlock, ControlDesk, Stage
+from gemma_mtp_ros.control import (
+    MODE_BYTES,
+    REASON_BYTES,
+    Control,
+    ControlBlock,
+    ControlDesk,
+    Stage,
+)
 
 
 @pytest.fixture
@@ -45,7 +52,7 @@ def test_draft_limit(control: Control, now_s: float, limit: int) -> None:
 
 def test_a_record_is_read_as_it_was_written(block: ControlBlock) -> None:
     for cap in range(8):
-        control = Control(cap, 0.25, True, "Motor heiß", 12.5, 6, 3.0, 1, 0.5)
+        control = Control(cap, 0.25, True, "Motor heiß", 12.5, 6, 3.0, 1, 0.5, "25W")
         block.write(control)
         assert block.read() == control
 
@@ -56,6 +63,15 @@ def test_a_long_reason_is_cut_between_characters(block: ControlBlock, character:
     reason = block.read().halt_reason
     assert set(reason[1:]) == {character}
     assert REASON_BYTES - 4 < len(reason.encode()) <= REASON_BYTES
+
+
+@pytest.mark.parametrize("character", ["x", "é", "€", "😀"])
+def test_a_long_mode_is_cut_between_characters(block: ControlBlock, character: str) -> None:
+    block.write(Control(power_mode="a" + character * MODE_BYTES, halt_reason="hot"))
+    mode = block.read().power_mode
+    assert set(mode[1:]) == {character}
+    assert MODE_BYTES - 4 < len(mode.encode()) <= MODE_BYTES
+    assert block.read().halt_reason == "hot"
 
 
 def test_a_write_that_was_never_finished_is_not_seen() -> None:
@@ -96,8 +112,8 @@ print("ready", flush=True)
 n = 0
 while True:
     n += 1
-    numbers = (n / 4, n % 8, n / 2, n % 8, 1.0)
-    block.write(Control(n % 8, n / 8, n % 2 == 1, str(n) * 10, *numbers, str(n) * 3))
+    halt = n % 2 == 1
+    block.write(Control(n % 8, n / 8, halt, str(n) * 10, n / 4, n % 8, n / 2, n % 8, 1.0, str(n)))
 """
 
 
@@ -121,9 +137,10 @@ def test_no_read_is_torn_while_another_process_writes() -> None:
             n = round(control.pause_s * 8)
             if n == 0:
                 continue
-            numbers = (n / 4, n % 8, n / 2, n % 8, 1.0)
-            expected = (n % 8, n / 8, n % 2 == 1, str(n) * 10, *numbers, str(n) * 3)
-            assert tuple(control) == expected
+            assert tuple(control) == (
+                *(n % 8, n / 8, n % 2 == 1, str(n) * 10, n / 4, n % 8, n / 2, n % 8, 1.0),
+                str(n),
+            )
             assert n >= latest
             latest = n
             seen.add(n)

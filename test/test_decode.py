@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import pytest
 import tiny
@@ -23,8 +24,10 @@ from gemma_mtp_ros.api import (
     Request,
     Started,
 )
-from gemma_mtp_ros.engine import decode
+from gemma_mtp_ros.engine import decode, drafting
 from gemma_mtp_ros.engine.decode import Engine, RoundControl
+from gemma_mtp_ros.engine.draft_length import Costs, DraftController
+from gemma_mtp_ros.engine.sequence import Sequence
 
 SAMPLINGS = {
     "greedy": {},
@@ -55,7 +58,7 @@ def _restore(engine):
     drafter, generation = engine.drafter, engine.model.generation
     yield
     engine.drafter, engine.model.generation = drafter, generation
-    engine.model.suppressed = None
+    engine.model.suppressed = engine.model.costs = None
 
 
 def end_at(engine: Engine, tokens: set[int]) -> None:
@@ -312,3 +315,95 @@ def test_a_target_without_drafter_decodes_plainly(tmp_path):
     assert again[-1].text == finish.text
     assert sum(again[-1].stats.drafted_at) == 0
     assert tokens
+
+
+def adaptive(engine: Engine, **costs: float) -> None:
+    """Let the controller choose, by made-up costs."""
+    passes = tuple(1.0 + n * costs.get("row", 0.0) for n in range(MAX_DRAFT + 1))
+    engine.model.costs = Costs(tuple(0.1 * each for each in passes), 0.1 * costs["draft"])
+
+
+@pytest.mark.parametrize("chain", [False, True], ids=["stepwise", "chain"])
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
+def test_same_tokens_whatever_the_controller_chooses(engine, monkeypatch, sampling, chain):
+    """With modes that change in mid-answer, too: each makes it time all lengths anew."""
+    end_at(engine, set())
+    if chain:
+        monkeypatch.setattr(drafting, "reads_confidence", lambda *_: False)
+    asked = request("Bring the red cup.", max_new_tokens=60, **sampling)
+    plain, finish = run(engine, asked, 0)
+    hopeless = engine.drafter
+    lengths = set()
+    for acceptance in (None, 0.7, 1.0):
+        engine.drafter = hopeless
+        if acceptance is not None:
+            with_oracle(engine, asked, plain, acceptance)
+        adaptive(engine, draft=0.05)
+        tokens, polls = [], 0
+
+        def poll() -> RoundControl:
+            nonlocal polls
+            polls += 1
+            return RoundControl(7, power_mode=("MAXN", "15W", "")[polls // 7 % 3])
+
+        for event in engine.generate(asked, poll):
+            if isinstance(event, Piece):
+                tokens += event.token_ids
+                lengths.add(event.draft_length)
+            elif isinstance(event, Finish):
+                assert event.text == finish.text
+        assert tokens == plain
+    assert len(lengths) > 3
+
+
+def test_the_controller_drafts_for_a_good_drafter_and_not_for_a_hopeless_one(engine, monkeypatch):
+    end_at(engine, set())
+    # Rounds take what the costs say: this is about acceptance, and not about this machine.
+    monkeypatch.setattr(Sequence, "round_s", lambda self, paused_s: 0.0)
+    monkeypatch.setattr(drafting, "reads_confidence", lambda *_: False)
+    asked = request("Hi", max_new_tokens=200)
+    plain, _ = run(engine, asked, 0)
+    adaptive(engine, draft=0.3, row=0.3)
+    _, hopeless = run(engine, asked, 7)
+    with_oracle(engine, asked, plain, 1.0)
+    adaptive(engine, draft=0.05)
+    _, perfect = run(engine, asked, 7)
+    assert sum(hopeless.stats.drafted_at) < 0.2 * len(plain)
+    assert perfect.stats.rounds < len(plain) / 5
+
+
+def test_the_controller_keeps_to_the_cap(engine):
+    adaptive(engine, draft=0.01)
+    for cap in range(MAX_DRAFT + 1):
+        run(engine, request("Hi", temperature=1.0, seed=1), cap)  # asserts it
+
+
+def test_a_round_is_timed_without_its_pauses(engine, monkeypatch):
+    end_at(engine, set())
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    seen = []
+    close = DraftController.close
+
+    def noted(self, drafted, kept, following, round_s, draft_s=None):
+        seen.append(round_s)
+        close(self, drafted, kept, following, round_s, draft_s)
+
+    monkeypatch.setattr(DraftController, "close", noted)
+    adaptive(engine, draft=0.05)
+
+    def poll() -> RoundControl:
+        now[0] += 5.5
+        return RoundControl(3, paused_s=5.0)
+
+    list(engine.generate(request("Hi", max_new_tokens=20), poll))
+    assert seen == pytest.approx([0.5] * len(seen))
+
+
+def test_what_runs_is_told(tmp_path, monkeypatch):
+    target, drafter = tiny.make_pair(tmp_path)
+    assert load(target).info.drafting == "none"
+    assert load(target, drafter).info.drafting == "fixed"
+    for pays_s, told in ((0.0, "stepwise"), (1e9, "chain")):
+        monkeypatch.setattr(drafting, "READING_PAYS_S", pays_s)
+        assert load(target, drafter, adaptive_draft=True).info.drafting == told

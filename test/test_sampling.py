@@ -25,6 +25,7 @@ from gemma_mtp_ros.engine.sampling import (
     gumbel,
     mix64,
     penalise,
+    probability_of,
     standing,
     uniform,
 )
@@ -159,3 +160,12 @@ def test_greedy_takes_the_best_of_the_candidates():
     logits = torch.tensor([[0.1, 0.9, 0.3]])
     assert choose(logits, Rules(), 0).item() == 1
     assert choose(logits, Rules(), 0, torch.tensor([10, 20, 30])).item() == 20
+
+
+@pytest.mark.parametrize("ids", [None, [7, 3, 9, 1, 5]])
+def test_the_probability_is_that_of_the_token(ids):
+    logits = torch.tensor([[0.5, -1.0, 2.0, 0.0, 1.0]])
+    named = None if ids is None else torch.tensor(ids)
+    token = torch.tensor([2 if ids is None else 9])
+    expected = logits.softmax(-1)[0, 2].item()
+    assert probability_of(logits, token, named).item() == pytest.approx(expected)

@@ -265,18 +265,13 @@ def decode(
     steps: Callable[[str, int], Beat],
 ) -> dict[int, Speed]:
     """Decoding at every draft length and at the engine's own, in turns."""
-    from ..engine.draft_length import Acceptance
-
     lengths = [0] if engine.drafter is None else [*range(MAX_DRAFT + 1), ADAPTIVE]
     speeds = {k: Speed() for k in lengths}
-    engine.acceptance = Acceptance()
-    adaptive = Acceptance()
     beat = steps("decoding", repeats * len(lengths) * len(asked))
     for turn in range(repeats):
         for k in rotated(lengths, turn):
             own = k == ADAPTIVE
             engine.model.costs = costs if own else None
-            engine.acceptance = adaptive if own else Acceptance()
             total = Total()
             for request in asked:
                 stats = answer(engine, request, min(k, MAX_DRAFT))

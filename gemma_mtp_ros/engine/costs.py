@@ -7,14 +7,15 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
 from ..api import MAX_DRAFT
 from .cache import ROWS
-from .draft_length import Costs
+from .draft_costs import REPEATS as COST_REPEATS
+from .draft_costs import Costs
 from .drafter import Drafter
 from .ops import kernels_for
 from .sampling import Rules
@@ -23,6 +24,10 @@ from .target import Target
 REPEATS = 5
 POSITION = 200
 """Rows in the caches while it is measured, or as many as fit."""
+
+AT_MOST_S, AT_LEAST = 30.0, 3
+"""Time after which costs are not timed again, once they were so many times: for large models on
+slow boards."""
 
 READ_AT_LEAST_S = 0.05
 """Time that one measurement of bandwidth takes at least, over as many reads as that needs."""
@@ -33,7 +38,7 @@ def measure(
     drafter: Drafter | None,
     beat: Callable[[], None],
     position: int = POSITION,
-    repeats: int = REPEATS,
+    repeats: int = COST_REPEATS,
 ) -> Costs:
     """Time passes of each width and draft steps, in turns; medians.
 
@@ -53,7 +58,10 @@ def measure(
         beat()
     cache.commit(position)
     taken: list[list[float]] = [[] for _ in range(ROWS + 1)]
+    began_s = time.monotonic()
     for repeat in range(repeats + 1):
+        if repeat > AT_LEAST and time.monotonic() - began_s > AT_MOST_S:
+            break
         for n in range(1, ROWS + 1):
             begin = time.perf_counter()
             _, logits = target.decode(ids[:n], position)
@@ -68,7 +76,22 @@ def measure(
                 taken[0].append((time.perf_counter() - begin) / MAX_DRAFT)
     cache.release()
     draft = statistics.median(taken[0]) if taken[0] else math.inf
-    return Costs(tuple(map(statistics.median, taken[1:])), draft)
+    return Costs(tuple(map(statistics.median, taken[1:])), draft, noise_of(taken))
+
+
+def noise_of(timings: Sequence[Sequence[float]]) -> float:
+    """Noise of one timing, as the standard deviation of its logarithm.
+
+    From the median deviation from the median, of all quantities together, so that a few
+    interruptions do not count; that of too few timings is taken to be that of :class:`Costs`.
+    """
+    off = [
+        abs(math.log(each / statistics.median(of)))
+        for of in timings
+        if len(of) >= AT_LEAST
+        for each in of
+    ]
+    return 1.4826 * statistics.median(off) if off else Costs.noise
 
 
 def _draft(drafter: Drafter, token: torch.Tensor) -> None:

@@ -33,8 +33,9 @@ from ..api import (
     Stats,
 )
 from .checkpoint import available_memory
-from .draft_length import Acceptance, longest_draft
+from .draft_length import DraftController, longest_draft
 from .drafter import Drafter
+from .drafting import Place, chain, draft
 from .load import LoadedModel, load_model
 from .ops import read_back
 from .sampling import Rules, TokenCounts, choose, penalise, standing
@@ -49,6 +50,8 @@ class RoundControl(NamedTuple):
     draft_cap: int
     end: Cancel | None = None
     paused_s: float = 0.0
+    power_mode: str = ""
+    """By whose name costs are remembered; empty: unknown."""
 
 
 Poll = Callable[[], RoundControl]
@@ -69,7 +72,7 @@ class Engine:
         self.text: Text = model.text
         self.info: ModelInfo = model.info
         self.device = model.target.device
-        self.acceptance = Acceptance()
+        self._controller: DraftController | None = None
         self.context = model.info.context
         """Tokens of prompt and completion together: engine.max_context, or the model's own."""
 
@@ -81,6 +84,16 @@ class Engine:
         :raises GemmaMtpError: with one sentence; nothing stays loaded.
         """
         return cls(config, load_model(config, progress))
+
+    @property
+    def controller(self) -> DraftController | None:
+        """What chooses draft lengths; None: always the longest. It knows ``model.costs``."""
+        costs = self.model.costs
+        if costs is None:
+            return None
+        if self._controller is None or self._controller.measured is not costs:
+            self._controller = DraftController(costs)
+        return self._controller
 
     def count_tokens(self, messages: tuple[Message, ...], raw_prompt: str | None) -> int:
         """Tokens of a prompt, template applied.
@@ -121,8 +134,10 @@ class Engine:
                 self._prefill_chunk(chunk, begin + len(chunk) == len(prompt))
             state = torch.zeros(1, self.target.spec.hidden, device=self.device)
             token = torch.tensor([self.model.bos], device=self.device)
-            drafts = self._draft(token, state, min(2, MAX_DRAFT), Rules(), 0, None)
-            self.target.decode(torch.cat([token, drafts]), self.target.cache.length)
+            if self.drafter is not None:
+                drafts = chain(self.drafter, Place(token, state, Rules(), 0), 2)
+                token = torch.cat([token, drafts])
+            self.target.decode(token, self.target.cache.length)
 
     def _prefill_chunk(
         self, chunk: list[int], last: bool
@@ -278,6 +293,9 @@ class Engine:
         if counts is not None:
             counts.add(kept)
         yield self._piece(sequence, shown, kept, 0)
+        controller = self.controller if self.drafter is not None else None
+        if controller is not None:
+            controller.new_answer()
         while sequence.finish is None:
             control = poll()
             sequence.paused_s += control.paused_s
@@ -286,9 +304,10 @@ class Engine:
                 yield control.end
                 return
             with torch.inference_mode():
-                chosen, state, drafted = self._round(
-                    sequence, token, state, control.draft_cap, counts
-                )
+                place = Place(token, state, rules, len(sequence.tokens), counts)
+                if controller is not None:
+                    controller.power_mode(control.power_mode)
+                chosen, state, drafted = self._round(sequence, place, control, controller)
             shown, kept, used = sequence.push(chosen, eos)
             if counts is not None:
                 counts.add(kept)
@@ -301,59 +320,34 @@ class Engine:
     def _round(
         self,
         sequence: Sequence,
-        token: torch.Tensor,
-        state: torch.Tensor,
-        cap: int,
-        counts: TokenCounts | None,
+        place: Place,
+        control: RoundControl,
+        controller: DraftController | None,
     ) -> tuple[list[int], torch.Tensor, int]:
-        """One round: what the target chose, its state at the last committed place, drafts made."""
-        cache, rules = self.target.cache, sequence.rules
-        index = len(sequence.tokens)
-        k = 0
-        if self.drafter is not None:
-            context_left = self.context - cache.length
-            k = longest_draft(cap, sequence.limit - index, context_left)
-            if self.model.costs is not None:
-                k = self.acceptance.choose(self.model.costs, k)
-        drafts = self._draft(token, state, k, rules, index, counts)
-        ids = torch.cat([token, drafts]) if k else token
-        hidden, logits = self.target.decode(ids, cache.length)
+        """One round: what the target chose, its state at the last committed place, how many drafts
+        it checked.
+        """
+        cache, rules, counts = self.target.cache, place.rules, place.counts
+        longest = longest_draft(
+            control.draft_cap, sequence.limit - place.index, self.context - cache.length
+        )
+        drafted = draft(self.drafter, controller, place, longest)
+        k = drafted.checked
+        checked = drafted.tokens[:k]
+        hidden, logits = self.target.decode(torch.cat([place.token, checked]), cache.length)
         if counts is not None:
-            logits = penalise(logits, rules, counts.prompt, counts.rows(drafts))
-        choices = choose(self.model.suppress(logits), rules, index)
-        both = read_back(torch.cat([drafts, choices]))
-        kept = standing(both[:k], both[k:])
-        chosen = both[k : k + kept + 1]
+            logits = penalise(logits, rules, counts.prompt, counts.rows(checked))
+        choices = choose(self.model.suppress(logits), rules, place.index)
+        both = read_back(torch.cat([drafted.tokens, choices]))
+        drafts, chosen = both[: len(drafted.tokens)], both[len(drafted.tokens) :]
+        kept = standing(drafts[:k], chosen)
         cache.commit(cache.length + kept + 1)
-        self.acceptance.add(k, kept)
         sequence.rounds += 1
         for i in range(k):
             sequence.drafted[i] += 1
-        return chosen, hidden[kept : kept + 1], k
-
-    def _draft(
-        self,
-        token: torch.Tensor,
-        state: torch.Tensor,
-        k: int,
-        rules: Rules,
-        index: int,
-        counts: TokenCounts | None,
-    ) -> torch.Tensor:
-        """``(k,)`` drafts: the drafter's own choices under the noise that the target will meet."""
-        drafts: list[torch.Tensor] = []
-        if k and self.drafter is not None:
-            if self.drafter.recorded is not None and counts is None:
-                return self.drafter.recorded(token, state, k, rules, index)
-            for i in range(k):
-                state, hidden = self.drafter.step(token, state)
-                scores, ids = self.drafter.logits(hidden)
-                if counts is not None:
-                    so_far = counts.rows(torch.cat(drafts) if drafts else token[:0])[-1:]
-                    prompt = counts.prompt
-                    if ids is not None:
-                        so_far, prompt = so_far[:, ids], prompt[ids]
-                    scores = penalise(scores, rules, prompt, so_far)
-                token = choose(scores, rules, index + i, ids)
-                drafts.append(token)
-        return torch.cat(drafts) if drafts else token[:0]
+        if controller is not None and drafted.round is not None:
+            following = drafts[k] == chosen[k] if kept == k < len(drafts) else None
+            controller.close(
+                drafted.round, kept, following, sequence.round_s(control.paused_s), drafted.draft_s
+            )
+        return chosen[: kept + 1], hidden[kept : kept + 1], k

@@ -17,6 +17,7 @@ from transformers import GenerationConfig
 
 from ..api import (
     CheckpointError,
+    Drafting,
     EngineConfig,
     ErrorCode,
     GemmaMtpError,
@@ -34,8 +35,9 @@ from .checkpoint import (
     read_config,
 )
 from .costs import measure
-from .draft_length import Costs
+from .draft_costs import Costs
 from .drafter import Drafter
+from .drafting import reads_confidence
 from .linear import WORKSPACE as UNPACKED_VALUES
 from .linear import Precision
 from .ops import kernels_for
@@ -280,6 +282,12 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
         kv=kv,
         workspace=workspace,
     )
+    drafting: Drafting = "none"
+    if drafter is not None:
+        drafting = "fixed"
+        if costs is not None:
+            stepwise = reads_confidence(drafter, device, costs.draft)
+            drafting = "stepwise" if stepwise else "chain"
     info = ModelInfo(
         model=config.model,
         drafter=config.drafter,
@@ -291,6 +299,7 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
         memory=memory,
         reproducible=reproducible,
         device=str(device),
+        drafting=drafting,
         load_s=time.monotonic() - begin,
     )
     bos = text_config.bos_token_id

@@ -92,5 +92,10 @@ def interleave(head_dim: int) -> torch.Tensor:
 
 
 def read_back(ids: torch.Tensor) -> list[int]:
-    """Token ids as numbers: the only place where a round waits for the device."""
+    """Token ids as numbers: the only place where a round waits for a GPU."""
     return [int(i) for i in ids.tolist()]
+
+
+def read_number(value: torch.Tensor) -> float:
+    """One number of a tensor on the CPU, where nothing waits for it."""
+    return float(value.item())

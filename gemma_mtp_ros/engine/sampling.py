@@ -194,6 +194,17 @@ def choose(
     return ids.gather(1, best[:, None])[:, 0]
 
 
+def probability_of(
+    logits: torch.Tensor, token: torch.Tensor, ids: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Softmax of one row ``(1, m)`` at ``token`` ``(1,)``: ``(1, 1)``.
+
+    :param ids: ``(m,)`` token ids of the columns; None: token = column.
+    """
+    at = token[None, :] if ids is None else (ids == token).long().argmax()[None, None]
+    return logits.softmax(-1).gather(1, at)
+
+
 def standing(drafts: Sequence[int], chosen: Sequence[int]) -> int:
     """How many drafts stand: the longest prefix that equals the target's own choices."""
     count = 0

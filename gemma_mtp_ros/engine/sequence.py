@@ -34,6 +34,7 @@ class Sequence:
         self.paused_s = 0.0
         self.decode_paused_s = 0.0
         self.finish: FinishReason | None = None
+        self._round_ended_s: float | None = None
 
     def push(self, chosen: list[int], eos: frozenset[int]) -> tuple[str, list[int], int]:
         """Let chosen tokens stand one by one until the end of the text.
@@ -67,6 +68,16 @@ class Sequence:
         shown += self.stops.flush()
         self.text += shown
         return shown
+
+    def round_s(self, paused_s: float) -> float:
+        """Time since the last round ended (since the first token, in the first), pauses aside.
+
+        What lies between two rounds is part of what a round costs.
+        """
+        now = time.monotonic()
+        before = self.first_s if self._round_ended_s is None else self._round_ended_s
+        self._round_ended_s = now
+        return 0.0 if before is None else max(0.0, now - before - paused_s)
 
     def decode_s(self, now: float) -> float:
         """Time since the first token, pauses aside."""

@@ -89,7 +89,7 @@ class Poll:
             now_s = self._rest()
         self._first = False
         paused_s = now_s - began_s
-        return RoundControl(draft_cap=control.draft_limit(now_s), end=end, paused_s=paused_s)
+        return RoundControl(control.draft_limit(now_s), end, paused_s, control.power_mode)
 
     def _account(self) -> None:
         """Charge the time since the last call to the duty cycle."""
