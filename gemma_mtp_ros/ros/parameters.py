@@ -129,8 +129,8 @@ TABLE: tuple[Spec, ...] = (
     # Drafting.
     _spec("draft.max_length", 4, """Most tokens drafted in one round; 0: no drafts. The watchdog
         may lower it.""", when=LIVE, low=0, high=MAX_DRAFT),
-    _spec("draft.adaptive", False, """Draft as many tokens as pay, by costs measured at configure
-        and the acceptance seen, at most draft.max_length; false: always that many."""),
+    _spec("draft.adaptive", True, """Draft as many tokens as pay, by costs measured at configure and
+        the acceptance seen, at most draft.max_length; false: always that many."""),
     # The engine process.
     _spec("engine.device", "auto", "Where the model runs.", choices=("auto", "cpu", "cuda")),
     _spec("engine.weights", "float32", """Number format of the target's weights. int8 is for a CPU;

@@ -33,11 +33,16 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="session")
 def parameters(pair: tuple[Path, Path]) -> dict[str, Any]:
-    """Parameters for a node with the tiny pair; plain widths, as the engine's tests do the bits."""
+    """Parameters for a node with the tiny pair.
+
+    Plain widths, as the engine's tests do the bits, and drafts of a fixed length, whatever this
+    machine says of their cost.
+    """
     target, drafter = pair
     return {
         "model": str(target),
         "drafter": str(drafter),
+        "draft": {"adaptive": False},
         "engine": {"reproducible": False, "threads": 1, "prefill_chunk": 8},
         "telemetry": {"source": "none"},
         "watchdog": {"mode": "off"},

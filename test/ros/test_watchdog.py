@@ -30,7 +30,7 @@ MODE = "var/lib/nvpmodel/status"
 def watched(parameters: dict[str, Any], root: Path) -> dict[str, Any]:
     return {
         **parameters,
-        "draft": {"max_length": 7},
+        "draft": {"max_length": 7, "adaptive": False},
         "telemetry": {"root": str(root), "source": "sysfs"},
         "watchdog": {
             "mode": "report",
@@ -227,6 +227,7 @@ def test_a_silent_watchdog_leaves_the_stale_cap(
         "drafter": parameters["drafter"],
         "engine.reproducible": False,
         "draft.max_length": 5,
+        "draft.adaptive": False,
         "telemetry.root": str(tree.root),
         "watchdog.stale_after_s": 1.0,
         "watchdog.stale_draft_cap": 1,
