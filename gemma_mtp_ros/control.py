@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 from .api import MAX_DRAFT
 
-REASON_BYTES = 200
+REASON_BYTES = 400
 MODE_BYTES = 32
 SIZE = mmap.PAGESIZE
 
-_RECORD = struct.Struct(f"<Qddddiii?{REASON_BYTES}s{MODE_BYTES}s")
+_RECORD = struct.Struct(f"<Qdddddiii?{REASON_BYTES}s{MODE_BYTES}s")
 _CRC = struct.Struct("<I")
 _SLOTS = (0, 512)
 _BEATS = struct.Struct("<Q")
@@ -72,6 +72,8 @@ class Control(NamedTuple):
     power_mode: str = ""
     """The board's power mode, by which the engine remembers its costs; empty: unknown. At most
     :data:`MODE_BYTES` bytes, cut if longer."""
+    longest_pause_s: float = math.inf
+    """Longest pause that ``max_duty_cycle`` costs after a chunk or round; the rest is let off."""
 
     def draft_limit(self, now_s: float) -> int:
         """Most tokens to draft in a round that begins at ``now_s`` (CLOCK_MONOTONIC)."""
@@ -96,6 +98,7 @@ def _pack(sequence: int, control: Control) -> bytes:
         control.stamp_s,
         control.stale_after_s,
         control.max_duty_cycle,
+        control.longest_pause_s,
         control.draft_cap,
         control.draft_max_length,
         control.stale_draft_cap,
@@ -111,9 +114,8 @@ def _unpack(slot: bytes) -> tuple[int, Control] | None:
     body, (crc,) = slot[: _RECORD.size], _CRC.unpack_from(slot, _RECORD.size)
     if zlib.crc32(body) != crc:
         return None
-    sequence, pause, stamp, stale_after, duty, cap, longest, stale_cap, halt, reason, mode = (
-        _RECORD.unpack(body)
-    )
+    sequence, pause, stamp, stale_after, duty, longest_pause, *rest = _RECORD.unpack(body)
+    cap, longest, stale_cap, halt, reason, mode = rest
     return sequence, Control(
         draft_cap=cap,
         pause_s=pause,
@@ -125,6 +127,7 @@ def _unpack(slot: bytes) -> tuple[int, Control] | None:
         stale_draft_cap=stale_cap,
         max_duty_cycle=duty,
         power_mode=_text(mode),
+        longest_pause_s=longest_pause,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -169,11 +170,13 @@ class EngineHost:
         reason: str,
         pause_s: float = 0.0,
         duty: float = 1.0,
+        longest_pause_s: float = math.inf,
         power_mode: str = "",
     ) -> None:
         """Write a decision of the watchdog, in force from the engine's next round on.
 
-        ``duty`` counts where it is below ``engine.max_duty_cycle``; ``power_mode`` is what the
+        ``duty`` counts where it is below ``engine.max_duty_cycle``, and ``longest_pause_s`` bounds
+        the pauses that it asks for; ``power_mode`` is what the
         engine remembers its costs by.
 
         The first one puts the engine under supervision: from then on a decision older than
@@ -187,6 +190,7 @@ class EngineHost:
             halt_reason=reason,
             power_mode=power_mode,
             max_duty_cycle=min(self._max_duty_cycle, self._duty),
+            longest_pause_s=longest_pause_s if duty < self._max_duty_cycle else math.inf,
             stamp_s=time.monotonic(),
         )
 

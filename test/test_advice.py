@@ -13,7 +13,9 @@ from gemma_mtp_ros.telemetry.advice import LADDERS, Advice, advise, relative_spe
 from gemma_mtp_ros.telemetry.caps import mode_key
 from gemma_mtp_ros.telemetry.reading import Reading, Throttle
 
-NANO = Reading(0.0, 0.0, board="NVIDIA Jetson Orin Nano Developer Kit", power_mode="MAXN_SUPER")
+NANO = Reading(
+    0.0, 0.0, board="NVIDIA Jetson Orin Nano Developer Kit", power_mode="MAXN_SUPER", round_s=0.05
+)
 
 
 def after(
@@ -38,6 +40,11 @@ def test_pacing_for_minutes_suggests_the_next_lower_mode() -> None:
         "runs at 90% of its speed or more."
     )
     assert after(600, 1.0, state)[1] == ""
+
+
+def test_a_board_that_others_heat_while_nothing_decodes_suggests_nothing() -> None:
+    state, text = after(600, 0.5, round_s=None)
+    assert (text, state.mean_duty) == ("", 1.0)
 
 
 def test_light_pacing_suggests_nothing() -> None:

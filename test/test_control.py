@@ -112,8 +112,8 @@ print("ready", flush=True)
 n = 0
 while True:
     n += 1
-    halt = n % 2 == 1
-    block.write(Control(n % 8, n / 8, halt, str(n) * 10, n / 4, n % 8, n / 2, n % 8, 1.0, str(n)))
+    first = (n % 8, n / 8, n % 2 == 1, str(n) * 10)
+    block.write(Control(*first, n / 4, n % 8, n / 2, n % 8, 1.0, str(n), n))
 """
 
 
@@ -140,6 +140,7 @@ def test_no_read_is_torn_while_another_process_writes() -> None:
             assert tuple(control) == (
                 *(n % 8, n / 8, n % 2 == 1, str(n) * 10, n / 4, n % 8, n / 2, n % 8, 1.0),
                 str(n),
+                n,
             )
             assert n >= latest
             latest = n

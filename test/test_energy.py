@@ -26,6 +26,20 @@ def test_a_span_of_no_length_takes_nothing() -> None:
     assert fed((0.0, 10.0)).between(1.0, 1.0) == 0.0
 
 
+def test_a_mean_stands_back_to_the_reading_before() -> None:
+    energy = Energy()
+    for at_s, power_w in ((9.5, 10.0), (10.0, 10.0), (10.5, 60.0), (11.0, 10.0)):
+        energy.add(at_s, power_w, is_mean=True)
+    assert energy.between(10.0, 10.5) == pytest.approx(30.0)
+    assert energy.between(10.25, 11.0) == pytest.approx(15.0 + 5.0)
+
+
+def test_a_slow_watchdog_holds_its_readings_for_longer() -> None:
+    energy = fed((0.0, 10.0))
+    energy.hold_s = 90.0
+    assert energy.between(0.0, 60.0) == pytest.approx(600.0)
+
+
 @pytest.mark.parametrize(
     "powers",
     [

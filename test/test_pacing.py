@@ -69,6 +69,13 @@ def test_the_longest_pause_bounds_the_duty(
     assert least_duty(max_pause_s, round_s) == pytest.approx(least)
 
 
+def test_not_knowing_keeps_the_longest_pause() -> None:
+    """Paced hard while idle, no round known; then the sensor vanishes and a goal runs."""
+    config = PolicyConfig(mode="guard", max_pause_s=5.0)
+    state = Pacing(duty=0.02, at_s=0.0)
+    assert pace(config, state, None, None, False, 2.0, 0.5).duty == pytest.approx(2.0 / 7.0)
+
+
 def test_the_mean_pause_of_a_round() -> None:
     assert mean_pause_s(0.25, 0.1) == pytest.approx(0.3)
     assert mean_pause_s(1.0, 0.1) == 0.0

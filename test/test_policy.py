@@ -141,6 +141,13 @@ def test_critical_is_left_when_cooler_than_hot_and_after_the_dwell() -> None:
     assert [d.level for d in decisions][5:] == [Level.WARM, Level.WARM, Level.NOMINAL]
 
 
+def test_critical_has_hysteresis_of_its_own() -> None:
+    config = PolicyConfig(min_dwell_s=0.0, critical_margin_c=10.0, hot_margin_c=5.0)
+    levels = [d.level for d in run(config, [at(c) for c in (94.6, 94.4, 94.6, 93.0, 91.9)])]
+    assert levels[:4] == [Level.CRITICAL] * 4
+    assert levels[4] < Level.CRITICAL
+
+
 def test_critical_outlasts_a_sensor_that_went_silent() -> None:
     decisions = run(AT_ONCE, [at(102), at(None), at(None), at(50)])
     assert [d.halt for d in decisions] == [True, True, True, False]
@@ -327,6 +334,7 @@ def test_the_smallest_matching_cap_counts() -> None:
         ({"max_pause_s": "1"}, "watchdog.max_pause_s '1' is outside 0 to 10"),
         ({"unknown_duty": 0.0}, "watchdog.unknown_duty 0.0 is outside 0.02 to 1"),
         ({"warm_margin_c": 4.0}, "watchdog.warm_margin_c 4.0 is smaller than"),
+        ({"critical_margin_c": 20.0}, "watchdog.critical_margin_c 20.0 reaches below HOT"),
         ({"override": Level.DISABLED}, "is no level to force; the levels are UNKNOWN"),
         ({"override": "HOT"}, "watchdog.override 'HOT' is no level to force"),
     ],

@@ -519,3 +519,8 @@ def test_a_zone_with_one_trip_implies_the_other() -> None:
     assert Trips(critical_c=114.5).throttle_limit_c == 109.0
     assert Trips(throttle_c=99.0).critical_limit_c == 104.5
     assert Trips().throttle_limit_c is Trips().critical_limit_c is None
+
+
+def test_a_root_of_an_absurd_name_is_refused_in_a_sentence() -> None:
+    with pytest.raises(ValueError, match="is not a directory"):
+        open_source("sysfs", "/" + "x" * 5000)

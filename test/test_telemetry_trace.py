@@ -56,7 +56,7 @@ margin = number(-250.0, 250.0)
 megahertz = number(0.0, 1e5)
 positive = number(0.0, 1e9)
 name = st.none() | st.text(max_size=20)
-stamp = st.floats(allow_nan=False, allow_infinity=False)
+stamp = st.floats(-1e11, 1e11)
 READINGS = st.builds(
     Reading,
     stamp_s=stamp,

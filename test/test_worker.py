@@ -179,6 +179,15 @@ def test_a_share_that_changes_in_a_pause_counts_at_once() -> None:
     assert duty.owed_s(1.0) == 0.0
 
 
+def test_a_pause_is_bounded_and_the_rest_let_off() -> None:
+    duty = DutyCycle()
+    duty.worked(5.0, 0.02)
+    duty.let_off(2.0, 0.02)
+    assert duty.owed_s(0.02) == pytest.approx(2.0)
+    duty.rested(2.0, 0.02)
+    assert duty.owed_s(0.02) == pytest.approx(0.0)
+
+
 class OutOfMemoryError(RuntimeError):
     """As torch calls its own."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     except ValueError as error:
         raise RequestError(f"{error}".replace("telemetry.", "--")) from error
     file: Path = options.file
-    if file.exists() or file.is_symlink():
+    if os.path.lexists(file):
         raise RequestError(f"{file} exists already; name a new file, or remove it first")
     console = Console(stderr=True)
     reader = SourceReader(source)

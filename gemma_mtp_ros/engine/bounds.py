@@ -78,6 +78,11 @@ class DutyCycle:
         if share < 1.0:
             self._unpaid_s += time_s
 
+    def let_off(self, longest_s: float, share: float) -> None:
+        """Bound the pause that is due."""
+        if share < 1.0:
+            self._unpaid_s = min(self._unpaid_s, longest_s * share / (1.0 - share))
+
     def rested(self, time_s: float, share: float) -> None:
         """Account for rest; what is rested beyond the debt does not count for later work."""
         paid_s = time_s * share / (1.0 - share) if share < 1.0 else self._unpaid_s

@@ -94,8 +94,9 @@ class Poll:
     def _account(self) -> None:
         """Charge the time since the last call to the duty cycle."""
         now_s = time.monotonic()
-        share = self._link.block.read().max_duty_cycle
-        self._worker.duty.worked(now_s - self._worked_from_s, share)
+        control = self._link.block.read()
+        self._worker.duty.worked(now_s - self._worked_from_s, control.max_duty_cycle)
+        self._worker.duty.let_off(control.longest_pause_s, control.max_duty_cycle)
         self._worked_from_s = now_s
 
     def _rest(self) -> float:

@@ -34,6 +34,7 @@ from gemma_mtp_ros.ros.monitor import Monitor
 from gemma_mtp_ros.ros.services import Services
 from gemma_mtp_ros.ros.settings import Settings
 from gemma_mtp_ros.ros.transitions import Transitions
+from gemma_mtp_ros.telemetry.energy import HOLD_S
 from gemma_mtp_ros.telemetry.policy import Decision
 from gemma_mtp_ros.telemetry.reading import Reading
 from gemma_mtp_ros.telemetry.sources import NullSource, open_source
@@ -276,6 +277,7 @@ class GemmaMtpNode(LifecycleNodeMixin, Node):
             host.set_control(
                 draft_cap=decision.draft_cap,
                 duty=decision.duty,
+                longest_pause_s=self._settings["watchdog.max_pause_s"],
                 halt=decision.halt,
                 reason=decision.reason,
                 power_mode=reading.power_mode or "",
@@ -308,27 +310,35 @@ class GemmaMtpNode(LifecycleNodeMixin, Node):
             }
             host.set_live(**{name: value for name, value in live.items() if value is not None})
         if any(name.startswith("watchdog.") for name in changed):
+            self._watchdog.stale_after_s = self._settings["watchdog.stale_after_s"]
             self._watchdog.set_config(self._settings.policy_config())
 
     def _make_watchdog(self) -> Watchdog:
         self._watched = tuple(self._settings[name] for name in WATCHED)
         kind, root, trace, loop, period_s = self._watched
+        self._settings.forgive("telemetry")
         try:
             source = open_source(kind, root, trace=trace, loop=loop)
         except ValueError as error:
             self.get_logger().error(str(error))
-            culprit = "telemetry.trace" if kind == "replay" else "telemetry.root"
-            self._settings.complain(culprit, str(error))
+            self._settings.complain("telemetry", str(error))
+            self._watched = ()  # the next configure tries again
             source = NullSource()
-        attended = AttendedSource(source, self._meter)
-        policy = self._settings.policy_config()
-        return Watchdog(attended, policy, self._on_decision, period_s=period_s)
+        self._monitor.energy.hold_s = max(HOLD_S, 1.5 * period_s)
+        return Watchdog(
+            AttendedSource(source, self._meter),
+            self._settings.policy_config(),
+            self._on_decision,
+            period_s=period_s,
+            stale_after_s=self._settings["watchdog.stale_after_s"],
+        )
 
     def _renew_watchdog(self) -> None:
         """Start another watchdog if the parameters of its source or period changed."""
         if self._watched != tuple(self._settings[name] for name in WATCHED):
+            made = self._make_watchdog()
             self._watchdog.stop()
-            self._watchdog = self._make_watchdog()
+            self._watchdog = made
             self._watchdog.start()
 
     # Views of the moment.

@@ -28,6 +28,9 @@ class Figures:
 WINDOW_S = 1.0
 """What the watchdog is told of the engine is of the last second."""
 
+LEAST_WINDOW_S = 0.5
+"""An answer that decodes for less long says nothing yet."""
+
 PIECES = 4096
 """Rounds kept for that; no engine makes more in a second."""
 
@@ -78,17 +81,19 @@ class Meter:
             if self._final is not None or not self._rounds or self._rate <= 0.0:
                 return Recent()
             round_s = self._tokens / self._rounds / self._rate
-            window = [each for each in self._pieces if now_s - each[0] <= WINDOW_S]
-            if not window:
+            window = [each for each in self._pieces if 0.0 <= now_s - each[0] <= WINDOW_S]
+            span_s = min(WINDOW_S, now_s - self._first_s)
+            if not window or span_s < LEAST_WINDOW_S:
                 return Recent(round_s)
             return Recent(
                 round_s,
                 sum(drafted for _, _, drafted in window) / len(window),
-                sum(tokens for _, tokens, _ in window) / WINDOW_S,
+                sum(tokens for _, tokens, _ in window) / span_s,
             )
 
     def _begin(self) -> None:
         self._pieces.clear()
+        self._first_s = 0.0
         self._final: Figures | None = None
         self._ttft_s = self._rate = math.nan
         self._rounds = self._tokens = self._drafted = self._accepted = 0
@@ -105,6 +110,7 @@ class Meter:
             if piece.request_id != self._goal_id:
                 return
             if math.isnan(self._ttft_s):
+                self._first_s = piece.decided_s
                 self._ttft_s = time.monotonic() - self._begun_s
                 return
             self._rate = piece.tokens_per_second

@@ -68,7 +68,7 @@ class Monitor:
     def decided(self, reading: Reading, decision: Decision) -> None:
         """Publish ~/power; called on the watchdog's thread at every poll."""
         self._latest, self._decided_s = (reading, decision), time.monotonic()
-        self.energy.add(reading.stamp_s, reading.power_w)
+        self.energy.add(reading.stamp_s, reading.power_w, reading.power_is_mean)
         state = power_state(reading, decision)
         set_stamp(state.header.stamp, self._node.get_clock(), reading.stamp_s)
         self._power.publish(state)

@@ -198,8 +198,9 @@ TABLE: tuple[Spec, ...] = (
         choices=("", *(level.name for level in Level if level is not Level.DISABLED))),
     _spec("watchdog.period_s", 0.5, "Seconds between readings of the sensors.",
         low=0.05, high=60.0),
-    _spec("watchdog.stale_after_s", 2.0, """Seconds without a decision of the watchdog after which
-        the engine takes watchdog.stale_draft_cap.""", when=LIVE, low=0.1, high=600.0),
+    _spec("watchdog.stale_after_s", 2.0, """Seconds after which a decision of the watchdog counts no
+        more (the engine takes watchdog.stale_draft_cap), nor a reading of the sensors
+        (UNKNOWN).""", when=LIVE, low=0.1, high=600.0),
     _spec("watchdog.stale_draft_cap", 0, "Most tokens drafted while the watchdog is silent.",
         when=LIVE, low=0, high=MAX_DRAFT),
     _spec("telemetry.source", "auto", """Where readings come from; auto: the best there is; sysfs:

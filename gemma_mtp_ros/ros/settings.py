@@ -87,8 +87,12 @@ class Settings:
         return self._values
 
     def complain(self, name: str, sentence: str) -> None:
-        """Make configure fail with `sentence` until parameter `name` is set anew."""
+        """Make configure fail with `sentence` until parameter `name` is set anew, or forgiven."""
         self._bad[name] = sentence
+
+    def forgive(self, name: str) -> None:
+        """Take back what was complained of under this name."""
+        self._bad.pop(name, None)
 
     def engine_config(self) -> EngineConfig:
         """What the engine is started with.

@@ -67,7 +67,9 @@ def advise(
     elapsed_s = 0.0 if state.at_s is None else min(max(now_s - state.at_s, 0.0), 10.0)
     if key != state.mode:
         state = dataclasses.replace(state, mean_duty=1.0, suggested=False, joules=(), mode=key)
-    weight = -math.expm1(-elapsed_s / MEAN_OVER_S)
+    decodes = reading.round_s is not None
+    # A board that others heat while nothing decodes loses no tokens to pacing.
+    weight = -math.expm1(-elapsed_s / MEAN_OVER_S) if decodes else 0.0
     state = dataclasses.replace(
         state,
         mean_duty=state.mean_duty + weight * (duty - state.mean_duty),
@@ -75,8 +77,8 @@ def advise(
         joules=_joules(state, reading, duty),
         at_s=now_s,
     )
-    lower = _lower_mode(state, reading.board, key)
-    state = dataclasses.replace(state, suggested=bool(lower))
+    lower = _lower_mode(state, reading.board, key) if decodes else ""
+    state = dataclasses.replace(state, suggested=bool(lower) if decodes else state.suggested)
     return state, " ".join(part for part in (lower, _shorter_draft(state)) if part)
 
 

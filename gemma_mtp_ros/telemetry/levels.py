@@ -115,7 +115,10 @@ def asked_for(
         hot_c += config.hysteresis_c
     if known is not None and known >= Level.WARM:
         warm_c += config.hysteresis_c
-    if shutdown_c <= config.critical_margin_c:
+    critical_c = config.critical_margin_c
+    if known is Level.CRITICAL:
+        critical_c += config.hysteresis_c
+    if shutdown_c <= critical_c:
         return Level.CRITICAL
     if throttle_c <= hot_c:
         return Level.CRITICAL if known is Level.CRITICAL else Level.HOT

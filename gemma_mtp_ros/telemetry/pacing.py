@@ -176,6 +176,7 @@ def _blind(
     duty = state.duty
     if throttled or now_s - at_s >= UNKNOWN_AFTER_S:
         duty = min(duty, max(config.unknown_duty, floor))
+    duty = max(duty, floor)
     return dataclasses.replace(state, duty=duty, slope_c_per_s=0.0, at_s=at_s)
 
 

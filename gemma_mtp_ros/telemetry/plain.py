@@ -168,6 +168,7 @@ class PlainSource:
             critical_margin_c=heat.critical_margin_c,
             rails=rails,
             power_w=total_power(rails),
+            power_is_mean=bool(rails),
             throttle=throttle,
             throttle_reason=throttle_reason,
         )

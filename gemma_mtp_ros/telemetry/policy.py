@@ -23,7 +23,7 @@ from .advice import Advice, advise
 from .caps import NO_CAP, CapRule, draft_cap_for, parse_draft_cap
 from .levels import LEVEL_NAMES, Level, Standing, asked_for, margins, sentence, settle
 from .pacing import Pacing, mean_pause_s, pace
-from .reading import Reading, Throttle, plausible
+from .reading import THROTTLE_TO_CRITICAL_C, Reading, Throttle, plausible
 
 __all__ = [
     "BOUNDS",
@@ -119,6 +119,12 @@ class PolicyConfig:
             raise ValueError(
                 f"watchdog.warm_margin_c {self.warm_margin_c!r} is smaller than "
                 f"watchdog.hot_margin_c {self.hot_margin_c!r}; WARM comes before HOT, so raise it."
+            )
+        if self.critical_margin_c > self.hot_margin_c + THROTTLE_TO_CRITICAL_C:
+            raise ValueError(
+                f"watchdog.critical_margin_c {self.critical_margin_c!r} reaches below HOT, which "
+                f"begins {self.hot_margin_c + THROTTLE_TO_CRITICAL_C:g} below the shutdown; lower "
+                "it, or raise watchdog.hot_margin_c."
             )
         if self.override is not None and not (
             isinstance(self.override, Level) and self.override.name in LEVEL_NAMES

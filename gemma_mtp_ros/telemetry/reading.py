@@ -129,6 +129,7 @@ class Reading:
         in degC (negative: beyond). See `Trips.throttle_limit_c`.
     critical_margin_c: smallest distance of any zone from its shutdown trip, degC.
     rails: power per labelled rail, W; rails may be parts of each other. power_w: the whole board.
+    power_is_mean: both are means since the reading before, from counters of energy.
     gpu_clock_mhz: 0 where the GPU is power-gated. gpu_max_clock_mhz: cap of the power mode.
     gpu_load: 0..1. memory_clock_mhz: on Orin the cap of the power mode, elsewhere the clock.
     throttle, throttle_reason: whether clocks are being cut, and what says so.
@@ -153,6 +154,7 @@ class Reading:
     critical_margin_c: float | None = None
     rails: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
     power_w: float | None = None
+    power_is_mean: bool = False
     gpu_clock_mhz: float | None = None
     gpu_max_clock_mhz: float | None = None
     gpu_load: float | None = None

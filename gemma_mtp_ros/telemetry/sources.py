@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 from .auto import AutoSource
@@ -103,7 +102,7 @@ def open_source(
         from .replay import ReplaySource  # brings pydantic, which no other source needs
 
         return ReplaySource(trace, speed=speed, loop=loop)
-    if "\0" in os.fspath(root) or not Path(root).is_dir():
+    if "\0" in os.fspath(root) or not os.path.isdir(root):
         raise ValueError(
             f"telemetry.root {os.fspath(root)!r} is not a directory; name the directory that holds "
             "sys/, proc/, etc/ and var/, which is / on the robot itself."

@@ -156,7 +156,7 @@ class SysfsSource:
         states = [(kind, self._tree.integer(path)) for kind, path in layout.clock_cutters]
         at_work = [f"{kind} {state}" for kind, state in states if state is not None and state > 0]
         if at_work:
-            return Throttle.YES, ", ".join(at_work)
+            return Throttle.YES, ", ".join(at_work[:3]) + (", ..." if len(at_work) > 3 else "")
         if states and all(state == 0 for _, state in states):
             return Throttle.NO, ""
         return Throttle.UNKNOWN, ""

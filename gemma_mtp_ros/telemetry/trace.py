@@ -76,6 +76,7 @@ Margin = Annotated[float | None, _number(-250.0, 250.0)]
 Watt = Annotated[float | None, _number(0.0, 5000.0)]
 Clock = Annotated[float | None, _number(0.0, 1e5)]
 Rate = Annotated[float | None, _number(0.0, 1e9)]
+Stamp = Annotated[float, Field(ge=-1e11, le=1e11)]
 Name = Annotated[str | None, _otherwise(lambda: None, str)]
 Text = Annotated[str, _otherwise(str, str)]
 
@@ -102,8 +103,8 @@ class Line(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    stamp_s: Annotated[float, Field(allow_inf_nan=False)]
-    wall_s: Annotated[float, Field(allow_inf_nan=False)]
+    stamp_s: Stamp
+    wall_s: Stamp
     source: Text = "none"
     note: Text = ""
     board: Name = None
@@ -116,6 +117,7 @@ class Line(BaseModel):
     critical_margin_c: Margin = None
     rails: Rails = Field(default_factory=dict)
     power_w: Watt = None
+    power_is_mean: Annotated[bool, _otherwise(bool, bool)] = False
     gpu_clock_mhz: Clock = None
     gpu_max_clock_mhz: Clock = None
     gpu_load: Annotated[float | None, _number(0.0, 1.0)] = None
@@ -160,7 +162,7 @@ class Header(BaseModel):
 
     format: Literal["gemma_mtp_ros trace"] = "gemma_mtp_ros trace"
     version: int = VERSION
-    period_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    period_s: Annotated[float, Field(ge=1e-3, le=86400.0)]
     source: Text = "none"
     board: Name = None
     recorder: Text = ""

@@ -296,8 +296,11 @@ class Driver:
     def call_async(self, service: str, request: Any) -> Any:
         return self._clients[service].call_async(request)
 
-    def wait_node(self, timeout_s: float = WAIT_S) -> None:
+    def wait_node(self, timeout_s: float = WAIT_S, since_s: float = 0.0) -> None:
         """Wait until all that the node offers is matched with this side.
+
+        A node of this name that just ended may still be known, and its last messages under way, so
+        ~/power must speak of a time after `since_s`, and a service must answer.
 
         The node learns of this side's readers in the order in which they were made. So one that
         sends ~/power here knows the reader of ~/tokens, which was made before.
@@ -306,7 +309,15 @@ class Driver:
         for client in self._clients.values():
             assert client.wait_for_service(deadline - time.monotonic()), client.srv_name
         assert self._generate.wait_for_server(deadline - time.monotonic())
-        self.wait_until(lambda: bool(self.power), timeout_s, "a message on ~/power")
+        self.wait_until(
+            lambda: any(
+                p.header.stamp.sec + 1e-9 * p.header.stamp.nanosec > since_s for p in self.power
+            ),
+            timeout_s,
+            "a message on ~/power",
+        )
+        while not self.soon(self.call_async("get_state", GetState.Request()).done, 2.0):
+            assert time.monotonic() < deadline, "no answer to get_state"
 
     # What the node offers.
 
@@ -411,9 +422,10 @@ def running_node(
     folder: Path, driver: Driver, parameters: dict[str, Any], *arguments: str
 ) -> Iterator[NodeProcess]:
     """A node of its own, found by the driver; ended afterwards."""
+    begin_s = time.time()
     node = NodeProcess(folder, parameters, *arguments)
     try:
-        driver.wait_node()
+        driver.wait_node(since_s=begin_s)
         yield node
     except BaseException:
         print(node.log)

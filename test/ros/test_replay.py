@@ -57,3 +57,27 @@ def test_a_trace_is_replayed_to_the_topic(
         hottest = max(p.temperature_c for p in driver.power if not math.isnan(p.temperature_c))
         assert abs(hottest - 98.0) < 0.01
         assert driver.power[-1].power_mode == ""
+
+
+def test_a_trace_that_comes_late_is_taken_at_the_next_configure(
+    driver: Driver, parameters: dict[str, Any], tmp_path: Path
+) -> None:
+    trace = tmp_path / "late.jsonl"
+    mine = {
+        **parameters,
+        "telemetry": {"source": "replay", "trace": str(trace), "loop": True},
+        "watchdog": {"mode": "report", "period_s": 0.1},
+    }
+    driver.forget()
+    with running_node(tmp_path, driver, mine):
+        assert not driver.change("configure", 60.0)
+        assert any("late.jsonl" in entry.msg for entry in driver.logs)
+        assert driver.state() == "unconfigured"
+        record(trace, tmp_path / "board")
+        assert driver.change("configure", 180.0)
+        driver.wait_until(lambda: driver.power[-1].source == "replay")
+        assert driver.change("cleanup")
+        assert driver.set(telemetry__source="replay", telemetry__trace=str(tmp_path / "no")) == ""
+        assert not driver.change("configure", 60.0)
+        assert driver.set(telemetry__source="none") == ""
+        assert driver.change("configure", 180.0)
