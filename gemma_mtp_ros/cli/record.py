@@ -90,6 +90,9 @@ class Recorder:
                 if reading is not None:
                     if writer is None:
                         writer = stack.enter_context(TraceWriter(self._file, self._header(reading)))
+                        if reading.temperature_c is None:
+                            said = f"No temperature can be read here. {reading.note}"
+                            console.print(said.rstrip(), highlight=False)
                     writer.write(reading)
                     self.count, self._last = self.count + 1, reading
                 elif not interrupted():

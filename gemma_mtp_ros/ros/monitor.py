@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -16,15 +17,25 @@ from rclpy.node import Node
 
 from gemma_mtp_ros.host import EngineHost
 from gemma_mtp_ros.msg import EngineStats, PowerState
-from gemma_mtp_ros.ros import health, qos
+from gemma_mtp_ros.ros import health, logs, qos
 from gemma_mtp_ros.ros.convert import Outcome, known, power_state, set_stamp
 from gemma_mtp_ros.ros.meter import Meter
 from gemma_mtp_ros.ros.settings import Settings
 from gemma_mtp_ros.telemetry.energy import Energy
-from gemma_mtp_ros.telemetry.policy import Decision
+from gemma_mtp_ros.telemetry.policy import Decision, Level
 from gemma_mtp_ros.telemetry.reading import Reading
 
 PERIOD_S = 1.0
+
+PACED_FROM, PACED_UNTIL = 0.95, 0.995
+"""Shares of the time from which on pacing is told of, and up to which it goes on."""
+
+LOUDNESS = {
+    Level.UNKNOWN: logging.WARNING,
+    Level.HOT: logging.WARNING,
+    Level.CRITICAL: logging.ERROR,
+}
+"""Levels that are more than information."""
 
 
 class Monitor:
@@ -49,6 +60,7 @@ class Monitor:
         self._view = view
         self._latest: tuple[Reading, Decision] | None = None
         self._decided_s = 0.0
+        self._told: tuple[Level | None, bool] = (None, False)
         self.energy = Energy()
         self._power = node.create_publisher(PowerState, "~/power", qos.STATE)
         self._stats = node.create_publisher(EngineStats, "~/stats", qos.STATE)
@@ -69,9 +81,20 @@ class Monitor:
         """Publish ~/power; called on the watchdog's thread at every poll."""
         self._latest, self._decided_s = (reading, decision), time.monotonic()
         self.energy.add(reading.stamp_s, reading.power_w, reading.power_is_mean)
+        self._tell(decision)
         state = power_state(reading, decision)
         set_stamp(state.header.stamp, self._node.get_clock(), reading.stamp_s)
         self._power.publish(state)
+
+    def _tell(self, decision: Decision) -> None:
+        """Log a level that changed, and where pacing begins and ends."""
+        level, paced = self._told
+        now_paced = decision.duty < (PACED_UNTIL if paced else PACED_FROM)
+        if (level, paced) == (decision.level, now_paced):
+            return
+        self._told = (decision.level, now_paced)
+        said = f"watchdog {decision.level.name}: {decision.reason} {decision.advice}".rstrip()
+        logs.log(self._node.get_logger(), LOUDNESS.get(decision.level, logging.INFO), said)
 
     def publish_stats(self) -> None:
         """Publish ~/stats: once a second, and after each goal."""

@@ -171,7 +171,8 @@ TABLE: tuple[Spec, ...] = (
     # The watchdog and its sensors; both run in every state of the node.
     _spec("watchdog.mode", "report", """report: watches, caps the draft length if
         watchdog.draft_cap says so, never pauses; guard: pauses between rounds too, so that the
-        board stays below its trip point; off: neither.""",
+        board stays below its trip point; off: nothing, goals are not ended for heat either (write
+        "off" in quotes: YAML reads a bare off as a boolean).""",
         when=LIVE, choices=tuple(mode.value for mode in Mode)),
     _spec("watchdog.draft_cap", (), """Most tokens drafted at a level, LEVEL=CAP or
         LEVEL@POWERMODE=CAP, such as HOT=2 or HOT@15W=1; the smallest match counts.""", when=LIVE),
@@ -194,7 +195,8 @@ TABLE: tuple[Spec, ...] = (
     _policy("unknown_duty", """mode guard: largest share of the time in which rounds run after 10 s
         without a temperature."""),
     _spec("watchdog.override", "", """A level to act as, whatever the sensors say, to try on a
-        robot what happens then; empty: none.""", when=LIVE,
+        robot what happens then: draft cap and halt follow it, pacing does not, and mode off
+        ignores it; empty: none.""", when=LIVE,
         choices=("", *(level.name for level in Level if level is not Level.DISABLED))),
     _spec("watchdog.period_s", 0.5, "Seconds between readings of the sensors.",
         low=0.05, high=60.0),
