@@ -211,6 +211,13 @@ def test_it_drafts_where_that_pays_and_not_where_it_does_not() -> None:
     assert statistics.mean(play(DraftController(STEEP), STEEP, 0.2, 200)[50:]) < 0.1
 
 
+def test_a_cost_that_was_measured_under_load_is_not_believed_for_ever() -> None:
+    disturbed = Costs((1.0, 1.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0), 0.05, 0.02)
+    lengths = play(DraftController(disturbed), FLAT, 1.0, 60)
+    assert lengths[5] <= 1
+    assert statistics.mean(lengths[30:]) > 5
+
+
 def test_at_zero_it_probes_within_a_share_of_the_time_and_finds_text_that_turned() -> None:
     costs = Costs((1.0,) * 8, 0.6, 0.02)
     controller = DraftController(costs)

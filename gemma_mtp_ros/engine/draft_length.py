@@ -48,6 +48,12 @@ SMALL_GAIN, PLAIN_EVERY, PLAIN_EVERY_LATELY = 1.3, 48, 16
 """While drafting gains less than this over plain decoding, one round in so many is plain, to time
 it; the second figure after a change of costs."""
 
+LONGER_AFTER, LONGER_AFTER_MOST, LONGER_TRIES = 12, 192, 3
+"""After so many rounds in which all drafts stood, and more could have been drafted, the longest
+draft is tried, as often as the third figure says (one timing alone is taken for an outlier): a
+length that was timed while another program ran is not believed for ever. Each try doubles the
+number, up to the second figure."""
+
 ASSUMED = 15.0
 """Passes for which the rate at first is that of the best draft length."""
 
@@ -155,6 +161,8 @@ class DraftController:
         self._since_sweep = SWEEP_EVERY
         self._since_change = LATELY
         self._since_plain = 0
+        self._all_stood = 0
+        self._longer_after = LONGER_AFTER
         self._changes = 0
         self._new_rate()
         self._rates = self.acceptance.rates()
@@ -214,12 +222,18 @@ class DraftController:
         if costs.changes != self._changes:
             self._changes = costs.changes
             self._since_change = 0
+            self._longer_after = LONGER_AFTER
             self._new_rate()
             if self._since_sweep > SWEEP_EVERY:
                 self._sweep = list(SWEEP_NOISY if costs.noise > NOISY else SWEEP)
                 self._since_sweep = 0
         if self._sweep and longest:
             return min(self._sweep.pop(0), longest)
+        if self._all_stood >= self._longer_after:
+            self._all_stood = 0
+            self._longer_after = min(2 * self._longer_after, LONGER_AFTER_MOST)
+            self._sweep = [longest] * (LONGER_TRIES - 1)
+            return longest
         every = PLAIN_EVERY_LATELY if lately else PLAIN_EVERY
         if self._since_plain >= every and rate * costs.passes[0] < SMALL_GAIN:
             return 0
@@ -329,6 +343,8 @@ class DraftController:
                 self.costs.draft_s(now.steps, draft_s)
                 self.costs.pass_s(rows, round_s - draft_s)
         self._since_plain = self._since_plain + 1 if now.checked else 0
+        stood = 0 < now.checked == kept < now.longest
+        self._all_stood = self._all_stood + 1 if stood else 0
         self.acceptance.age()
         outcomes = [True] * kept + [False] * (kept < now.checked)
         if kept == now.checked and next_stood is not None:
