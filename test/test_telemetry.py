@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from jetson_tree import AGX_ORIN, AGX_THOR, ORIN_NANO, JetsonTree
+from still_clock import Clock
 
 from gemma_mtp_ros.telemetry.discover import REDISCOVER_S
 from gemma_mtp_ros.telemetry.files import FileTree
@@ -19,16 +20,6 @@ from gemma_mtp_ros.telemetry.sources import SysfsSource, open_source
 ZONE = "sys/class/thermal/thermal_zone"
 COOLER = "sys/class/thermal/cooling_device"
 HWMON = "sys/class/hwmon/hwmon"
-
-
-class Clock:
-    """A clock that stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture

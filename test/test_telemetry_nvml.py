@@ -18,6 +18,7 @@ from typing import Any
 import nvml_stand_in
 import pytest
 from nvml_stand_in import Nvml, NVMLError
+from still_clock import Clock
 
 from gemma_mtp_ros.telemetry.nvml import RETRY_S, NvmlSource
 from gemma_mtp_ros.telemetry.reading import Throttle, Trips
@@ -26,16 +27,6 @@ from gemma_mtp_ros.telemetry.sources import open_source
 real = pytest.mark.skipif(
     importlib.util.find_spec("pynvml") is None, reason="nvidia-ml-py is not installed"
 )
-
-
-class Clock:
-    """A clock that stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture(autouse=True)

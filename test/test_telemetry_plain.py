@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from jetson_tree import AGX_THOR, ORIN_NANO, JetsonTree
 from nvml_stand_in import Nvml
+from still_clock import Clock
 
 from gemma_mtp_ros.telemetry.auto import DRIVER, AutoSource
 from gemma_mtp_ros.telemetry.discover import REDISCOVER_S
@@ -27,16 +28,6 @@ COOLER = "sys/class/thermal/cooling_device"
 HWMON = "sys/class/hwmon/hwmon"
 RAPL = "sys/class/powercap/intel-rapl:"
 CPU = "sys/devices/system/cpu/cpu"
-
-
-class Clock:
-    """A clock that stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jetson_tree import ORIN_NANO, JetsonTree
+from still_clock import Clock
 
 from gemma_mtp_ros.telemetry.reading import (
     HYSTERESIS_RANGE_C,
@@ -31,16 +32,6 @@ from gemma_mtp_ros.telemetry.sources import SysfsSource, open_source
 from gemma_mtp_ros.telemetry.trace import Header, Line, TraceError, TraceReader, TraceWriter, check
 
 NAMES = ["trace.jsonl", "trace.jsonl.gz"]
-
-
-class Clock:
-    """A clock that stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.now_s = 5000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def number(low: float, high: float) -> st.SearchStrategy[float | None]:
@@ -349,7 +340,7 @@ def temperatures(source: ReplaySource, clock: Clock, step_s: float, count: int) 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_replay_at_the_pace_of_the_recording(tmp_path: Path, name: str) -> None:
-    clock = Clock()
+    clock = Clock(5000.0)
     readings = series(4)
     source = ReplaySource(write(tmp_path / name, readings), clock)
     clock.now_s += 1000  # time counts from the first reading on
@@ -361,7 +352,7 @@ def test_replay_at_the_pace_of_the_recording(tmp_path: Path, name: str) -> None:
 
 
 def test_a_replayed_reading_is_the_recorded_one_but_for_its_time(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = Clock(5000.0)
     (recorded,) = readings = series(1)
     reading = ReplaySource(write(tmp_path / "trace", readings), clock).read()
     assert abs(reading.wall_s - time.time()) < 60
@@ -372,13 +363,13 @@ def test_a_replayed_reading_is_the_recorded_one_but_for_its_time(tmp_path: Path)
 
 
 def test_replay_accelerated(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = Clock(5000.0)
     source = ReplaySource(write(tmp_path / "trace", series(9)), clock, speed=4.0)
     assert temperatures(source, clock, 0.25, 6) == [50, 52, 54, 56, 58, None]
 
 
 def test_replay_in_a_loop(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = Clock(5000.0)
     source = ReplaySource(write(tmp_path / "trace", series(3)), clock, loop=True)
     assert temperatures(source, clock, 0.5, 8) == [50, 51, 52, 50, 51, 52, 50, 51]
     clock.now_s += 1.5 * 1000
@@ -388,7 +379,7 @@ def test_replay_in_a_loop(tmp_path: Path) -> None:
 
 
 def test_a_gap_in_the_recording_ages_the_reading_before_it(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = Clock(5000.0)
     early, late = series(2, step_s=10.0)
     source = ReplaySource(write(tmp_path / "trace", [early, late]), clock, speed=2.0)
     source.read()
@@ -402,7 +393,7 @@ def test_a_gap_in_the_recording_ages_the_reading_before_it(tmp_path: Path) -> No
 
 
 def test_replay_goes_on_by_the_clock_after_a_close(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = Clock(5000.0)
     source = ReplaySource(write(tmp_path / "trace", series(9)), clock)
     source.read()
     clock.now_s += 1.0
@@ -418,7 +409,7 @@ def test_a_speed_that_is_none_is_refused(tmp_path: Path, speed: float) -> None:
 
 
 def test_a_file_that_is_changed_after_it_was_opened(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = Clock(5000.0)
     path = write(tmp_path / "trace", series(3))
     source = ReplaySource(path, clock, loop=True)
     source.read()
