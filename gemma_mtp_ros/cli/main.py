@@ -39,17 +39,27 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Parser]
 
 
-def _integer(low: int, high: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
+def _number(
+    kind: Callable[[str], float], low: float, high: float, what: str
+) -> Callable[[str], float]:
+    def parse(text: str) -> float:
         try:
-            value = int(text)
+            value = kind(text)
         except ValueError:
-            value = low - 1
+            value = math.nan
         if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {low} to {high}")
+            raise argparse.ArgumentTypeError(f"{text!r} is no {what} from {low:g} to {high:g}")
         return value
 
     return parse
+
+
+def _integer(low: int, high: int) -> Callable[[str], float]:
+    return _number(int, low, high, "whole number")
+
+
+def _seconds(low: float, high: float) -> Callable[[str], float]:
+    return _number(float, low, high, "number of seconds")
 
 
 def parser() -> Parser:
@@ -61,21 +71,6 @@ def parser() -> Parser:
     _add_bench(commands)
     _add_record(commands)
     return top
-
-
-def _seconds(low: float, high: float) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(
-                f"{text!r} is no number of seconds from {low:g} to {high:g}"
-            )
-        return value
-
-    return parse
 
 
 def _add_model(command: argparse.ArgumentParser) -> None:

@@ -8,6 +8,7 @@ Units of NVML (nvml.h): degC, mW, MHz, per cent.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 import time
@@ -298,11 +299,7 @@ class NvmlSource:
             board=device.name,
             zones=zones,
             trips=trips,
-            hottest_zone=heat.hottest_zone,
-            temperature_c=heat.temperature_c,
-            margin_zone=heat.margin_zone,
-            margin_c=heat.margin_c,
-            critical_margin_c=heat.critical_margin_c,
+            **dataclasses.asdict(heat),
             rails={"gpu": power_w},
             power_w=power_w,
             gpu_clock_mhz=device.clock_mhz(),

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable
@@ -102,11 +103,7 @@ class SysfsSource:
             board=self._board,
             zones=zones,
             trips=layout.trips,
-            hottest_zone=heat.hottest_zone,
-            temperature_c=heat.temperature_c,
-            margin_zone=heat.margin_zone,
-            margin_c=heat.margin_c,
-            critical_margin_c=heat.critical_margin_c,
+            **dataclasses.asdict(heat),
             rails=rails,
             power_w=self._power(layout, rails),
             gpu_clock_mhz=tree.number(f"{clock}/cur_freq", 10**6, 0, 1e4) if clock else None,
