@@ -7,7 +7,13 @@ import os
 import shutil
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# The same examples in every run: GEMMA_MTP_EXPLORE=1 looks for new ones.
+hypothesis.settings.register_profile("fixed", derandomize=True)
+if not os.environ.get("GEMMA_MTP_EXPLORE"):
+    hypothesis.settings.load_profile("fixed")
 
 # Idle OpenMP threads spin: more of them than free cores make tiny models ten times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -17,7 +17,7 @@ from gemma_mtp_ros.telemetry import pacing
 from gemma_mtp_ros.telemetry.pacing import Pacing, least_duty, mean_pause_s, pace, wanted_margin_c
 from gemma_mtp_ros.telemetry.policy import PolicyConfig
 
-PROPERTY = settings(max_examples=200, deadline=None, derandomize=True)
+PROPERTY = settings(max_examples=200, deadline=None)
 CONFIG = PolicyConfig(mode="guard")
 
 

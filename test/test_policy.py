@@ -29,7 +29,7 @@ from gemma_mtp_ros.telemetry.policy import (
 )
 from gemma_mtp_ros.telemetry.reading import Reading, Throttle, Trips, summarise
 
-PROPERTY = settings(max_examples=200, deadline=None, derandomize=True)
+PROPERTY = settings(max_examples=200, deadline=None)
 
 ORIN = Trips(throttle_c=99.0, critical_c=104.5)
 AT_ONCE = PolicyConfig(min_dwell_s=0.0)

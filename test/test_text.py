@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 import tiny
-from hypothesis import given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from gemma_mtp_ros.api import CheckpointError, Message, RequestError
@@ -24,6 +24,7 @@ def text(tmp_path_factory):
 @given(st.text(max_size=40))
 def test_characters_are_never_split(text, written):
     """Each byte is a token: pieces hold whole characters only."""
+    assume(not any(name in written for name in text.tokenizer.all_special_tokens))
     detokenizer = Detokenizer(text)
     pieces = [detokenizer.push(t) for t in text.tokenizer.encode(written, add_special_tokens=False)]
     assert "".join(pieces) + detokenizer.flush() == written
@@ -44,7 +45,9 @@ def fallback():
 
 
 @given(st.text(max_size=20))
+@example("1 <tool_response|")
 def test_byte_fallback_gives_whole_characters(fallback, written):
+    assume(not any(name in written for name in fallback.tokenizer.all_special_tokens))
     ids = fallback.tokenizer.encode(written, add_special_tokens=False)
     detokenizer = Detokenizer(fallback)
     pieces = [detokenizer.push(token) for token in ids]
