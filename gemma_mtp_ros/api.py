@@ -113,6 +113,9 @@ class Message(Frozen):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str = ""
+    reasoning: str = ""
+    """What the assistant thought before its calls; templates show it again until the next user
+    turn."""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
 
@@ -157,6 +160,11 @@ class Request(Frozen):
     messages: tuple[Message, ...] = ()
     raw_prompt: str | None = None
     session_id: str = ""
+    enable_thinking: bool = False
+    tools: str = ""
+    """JSON array of the functions that the model may call; empty: none."""
+    tool_choice: str = ""
+    """``auto`` (or empty), ``none``, ``required`` or a function's name."""
     sampling: SamplingParams = SamplingParams()
     deadline_s: float | None = None
     """CLOCK_MONOTONIC time at which the goal ends with TIMEOUT."""

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from gemma_mtp_ros.api import EngineConfig, Finish, Message, Piece, Request, SamplingParams
+from gemma_mtp_ros.api import Channel, EngineConfig, Finish, Message, Piece, Request, SamplingParams
 from gemma_mtp_ros.engine import kernels
 from gemma_mtp_ros.engine.decode import Engine, RoundControl
 
@@ -61,7 +61,11 @@ def run(engine: Engine, asked: Request, cap: int = 0) -> tuple[list[int], Finish
     assert isinstance(finish, Finish)
     pieces = [event for event in events if isinstance(event, Piece)]
     tokens = [token for piece in pieces for token in piece.token_ids]
-    assert "".join(piece.text for piece in pieces) == finish.text
+    for channel, joined in ((Channel.TEXT, finish.text), (Channel.REASONING, finish.reasoning)):
+        assert "".join(piece.text for piece in pieces if piece.channel is channel) == joined
+    assert [piece.completion_tokens for piece in pieces] == list(
+        itertools.accumulate(len(piece.token_ids) for piece in pieces)
+    )
     assert finish.stats.completion_tokens == len(tokens)
     drafted, accepted = finish.stats.drafted_at, finish.stats.accepted_at
     assert all(a <= d for a, d in zip(accepted, drafted, strict=True))

@@ -21,6 +21,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from ..api import (
     Cancel,
+    Channel,
     EngineConfig,
     Finish,
     FinishReason,
@@ -193,7 +194,7 @@ def _answer(
     request = request.model_copy(update={"submitted_s": time.monotonic()})
     for event in engine.generate(request, poll):
         if isinstance(event, Piece) and printer is not None:
-            printer.round(event.text)
+            printer.round(event.text if event.channel is Channel.TEXT else "")
         elif isinstance(event, Finish):
             if printer is not None:
                 printer.end()

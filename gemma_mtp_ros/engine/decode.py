@@ -10,6 +10,7 @@ and the drafts, keeps the drafts that equal the target's own choices, and has on
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ from ..api import (
     Started,
     Stats,
 )
+from .chat import NO_TOOLS, Tools, read_tools
 from .checkpoint import available_memory
 from .draft_length import DraftController, longest_draft
 from .drafter import Drafter
@@ -39,7 +41,7 @@ from .drafting import Place, chain, draft
 from .load import LoadedModel, load_model
 from .ops import read_back
 from .sampling import Rules, TokenCounts, choose, penalise, standing
-from .sequence import Sequence
+from .sequence import Sequence, Shown
 from .target import Target
 from .text import Text
 
@@ -102,12 +104,21 @@ class Engine:
         """
         return len(self._encode(messages, raw_prompt))
 
-    def _encode(self, messages: tuple[Message, ...], raw_prompt: str | None) -> list[int]:
+    def _encode(
+        self,
+        messages: tuple[Message, ...],
+        raw_prompt: str | None,
+        *,
+        tools: Tools = NO_TOOLS,
+        thinking: bool = False,
+    ) -> list[int]:
         """Token ids of a prompt; one that cannot fit is refused before it is tokenised.
 
         Megabytes take seconds to tokenise, in which nothing else would be served.
         """
         texts = [m.content for m in messages] if raw_prompt is None else [raw_prompt]
+        texts += [call.arguments for m in messages for call in m.tool_calls]
+        texts += [json.dumps(one, ensure_ascii=False) for one in tools.declarations]
         size = sum(len(text.encode("utf-8", "replace")) for text in texts)
         if size > self.context * self.text.longest_token:
             raise RequestError(
@@ -116,7 +127,7 @@ class Engine:
                 f"model allows {self.target.spec.max_positions})",
                 ErrorCode.PROMPT_TOO_LONG,
             )
-        return self.text.encode(messages, raw_prompt)
+        return self.text.encode(messages, raw_prompt, tools=tools, thinking=thinking)
 
     def warm(self, system_prompt: str, poll: Poll) -> None:
         """Run every code path once, over the system prompt where there is one."""
@@ -167,7 +178,10 @@ class Engine:
 
         :raises RequestError: naming the value, the bound and the remedy.
         """
-        prompt = self._encode(request.messages, request.raw_prompt)
+        tools = read_tools(request.tools, request.tool_choice)
+        prompt = self._encode(
+            request.messages, request.raw_prompt, tools=tools, thinking=request.enable_thinking
+        )
         context = self.context
         if len(prompt) >= context:
             raise RequestError(
@@ -183,7 +197,7 @@ class Engine:
         )
         limit = min(limit, context - len(prompt))
         self._make_room(len(prompt) + limit)
-        return Sequence(request, prompt, self._rules(request), limit, self.text)
+        return Sequence(request, prompt, self._rules(request), limit, self.text, tools)
 
     def _make_room(self, positions: int) -> None:
         """See that keys and values of a request find memory; drop those of the last one if not.
@@ -207,7 +221,7 @@ class Engine:
             cache.release()
 
     def generate(self, request: Request, poll: Poll) -> Iterator[Started | Piece | Finish]:
-        """Serve a request: one ``Started``, a ``Piece`` a round, one ``Finish``.
+        """Serve a request: one ``Started``, a ``Piece`` a round and channel, one ``Finish``.
 
         An inadmissible request gives its ``Finish`` alone. The generator may be closed at any
         point; the next request starts from an empty cache.
@@ -236,26 +250,18 @@ class Engine:
                 end = piece
                 break
             yield piece
-        tail = sequence.flush()
-        if tail:
-            yield self._piece(sequence, tail, [], 0)
-        yield Finish(
-            request_id=request.id,
-            finish_reason=end.finish_reason if end else sequence.finish or FinishReason.ERROR,
-            error_code=end.error_code if end else ErrorCode.NONE,
-            error_msg=end.error_msg if end else "",
-            text=sequence.text,
-            seed=sequence.rules.seed,
-            stats=sequence.stats(),
-        )
+        for shown in sequence.flush():
+            yield self._piece(sequence, shown, 0)
+        yield sequence.finished(end)
 
-    def _piece(self, sequence: Sequence, text: str, tokens: list[int], drafted: int) -> Piece:
+    def _piece(self, sequence: Sequence, shown: Shown, drafted: int) -> Piece:
         now = time.monotonic()
         return Piece(
             request_id=sequence.request.id,
-            text=text,
-            token_ids=tuple(tokens),
-            completion_tokens=len(sequence.tokens),
+            text=shown.text,
+            token_ids=tuple(shown.tokens),
+            channel=shown.channel,
+            completion_tokens=shown.completed,
             tokens_per_second=sequence.rate(now),
             draft_length=drafted,
             decided_s=now,
@@ -292,7 +298,8 @@ class Engine:
         sequence.first_s = time.monotonic()
         if counts is not None:
             counts.add(kept)
-        yield self._piece(sequence, shown, kept, 0)
+        for part in shown:
+            yield self._piece(sequence, part, 0)
         controller = self.controller if self.drafter is not None else None
         if controller is not None:
             controller.new_answer()
@@ -315,7 +322,8 @@ class Engine:
             for i in range(min(used, len(chosen) - 1)):
                 sequence.accepted[i] += 1
             token = torch.tensor(chosen[-1:], device=self.device)
-            yield self._piece(sequence, shown, kept, drafted)
+            for part in shown:
+                yield self._piece(sequence, part, drafted)
 
     def _round(
         self,

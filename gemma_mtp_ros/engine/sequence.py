@@ -5,26 +5,60 @@
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
-from ..api import MAX_DRAFT, FinishReason, Request, Stats
+from ..api import (
+    MAX_DRAFT,
+    Cancel,
+    Channel,
+    ErrorCode,
+    Finish,
+    FinishReason,
+    Request,
+    Stats,
+)
+from .answer import Answer
+from .channels import Part
+from .chat import NO_TOOLS, Tools
 from .sampling import Rules
-from .text import Detokenizer, StopScanner, Text
+from .text import Text
+from .tool_calls import read_calls
+
+
+class Shown(NamedTuple):
+    """What one channel gained."""
+
+    channel: Channel
+    text: str
+    tokens: list[int]
+    completed: int
+    """Tokens of the whole answer that stand, these included."""
 
 
 class Sequence:
     """One request while it is served: what stands, and what it cost."""
 
     def __init__(
-        self, request: Request, prompt: list[int], rules: Rules, limit: int, text: Text
+        self,
+        request: Request,
+        prompt: list[int],
+        rules: Rules,
+        limit: int,
+        text: Text,
+        tools: Tools = NO_TOOLS,
     ) -> None:
         self.request = request
         self.prompt = prompt
         self.rules = rules
         self.limit = limit
         self.tokens: list[int] = []
-        self.text = ""
-        self.detokenizer = Detokenizer(text)
-        self.stops = StopScanner(request.sampling.stop)
+        self.tools = tools
+        self.answer = Answer(
+            text,
+            prompt if request.raw_prompt is None else None,
+            stop=request.sampling.stop,
+            names=tools.names,
+        )
         self.rounds = 0
         self.drafted = [0] * MAX_DRAFT
         self.accepted = [0] * MAX_DRAFT
@@ -36,13 +70,16 @@ class Sequence:
         self.finish: FinishReason | None = None
         self._round_ended_s: float | None = None
 
-    def push(self, chosen: list[int], eos: frozenset[int]) -> tuple[str, list[int], int]:
+    def push(self, chosen: list[int], eos: frozenset[int]) -> tuple[list[Shown], list[int], int]:
         """Let chosen tokens stand one by one until the end of the text.
 
-        :return: text to show; the tokens that stand (an end-of-sequence token is not among them,
-            the token that completes a stop string is); how many of ``chosen`` were looked at.
+        :return: what to show, a channel at a time, at least one; the tokens that stand (an
+            end-of-sequence token is not among them, the token that completes a stop string is);
+            how many of ``chosen`` were looked at.
         """
-        shown, kept, used = "", [], 0
+        shown: list[Shown] = []
+        kept: list[int] = []
+        used = 0
         for token in chosen:
             used += 1
             if token in eos:
@@ -50,23 +87,23 @@ class Sequence:
                 break
             kept.append(token)
             self.tokens.append(token)
-            shown += self.stops.push(self.detokenizer.push(token))
-            if self.stops.hit:
+            self._show(shown, self.answer.push(token), [token])
+            if self.answer.stopped:
                 self.finish = FinishReason.STOP
                 break
             if len(self.tokens) >= self.limit:
                 self.finish = FinishReason.LENGTH
                 break
-        self.text += shown
+        if not shown:
+            self._show(shown, [], [])
         return shown, kept, used
 
-    def flush(self) -> str:
-        """Text still held back when the generation ends."""
-        if self.stops.hit:
-            return ""
-        shown = self.stops.push(self.detokenizer.flush())
-        shown += self.stops.flush()
-        self.text += shown
+    def flush(self) -> list[Shown]:
+        """What is still held back when the generation ends."""
+        shown: list[Shown] = []
+        parts = self.answer.flush()
+        if parts:
+            self._show(shown, parts, [])
         return shown
 
     def round_s(self, paused_s: float) -> float:
@@ -78,6 +115,49 @@ class Sequence:
         before = self.first_s if self._round_ended_s is None else self._round_ended_s
         self._round_ended_s = now
         return 0.0 if before is None else max(0.0, now - before - paused_s)
+
+    def _show(self, shown: list[Shown], parts: list[Part], tokens: list[int]) -> None:
+        """Append parts to what is shown; their tokens go with the last one."""
+        parts = parts or [Part(self.answer.channel, "")]
+        count = len(self.tokens)
+        for at, part in enumerate(parts, 1):
+            mine = tokens if at == len(parts) else []
+            if shown and shown[-1].channel is part.channel:
+                before = shown.pop()
+                part = Part(part.channel, before.text + part.text)
+                mine = before.tokens + mine
+            shown.append(Shown(part.channel, part.text, mine, count))
+
+    def finished(self, end: Cancel | None) -> Finish:
+        """The result, once :meth:`flush` was called.
+
+        :param end: what ended the generation from outside.
+        """
+        answer = self.answer
+        cut = ""
+        if self.finish is FinishReason.LENGTH:
+            cut = f"the limit of {self.limit} tokens (max_new_tokens or the context)"
+        calls = read_calls(answer.calls, self.tools.names, self.request.id, cut=cut)
+        reason, code, message = self.finish or FinishReason.ERROR, ErrorCode.NONE, ""
+        if end is not None:
+            reason, code, message = end.finish_reason, end.error_code, end.error_msg
+        elif calls.error:
+            reason, code = FinishReason.ERROR, ErrorCode.TOOL_CALL_INVALID
+            remedy = "allow more tokens" if cut else "ask again, with another seed"
+            message = f"{calls.error}; {remedy}"
+        elif calls.read and reason is FinishReason.STOP:
+            reason = FinishReason.TOOL_CALLS
+        return Finish(
+            request_id=self.request.id,
+            finish_reason=reason,
+            error_code=code,
+            error_msg=message,
+            text=answer.text,
+            reasoning=answer.reasoning,
+            tool_calls=calls.read,
+            seed=self.rules.seed,
+            stats=self.stats(),
+        )
 
     def decode_s(self, now: float) -> float:
         """Time since the first token, pauses aside."""

@@ -98,6 +98,9 @@ def request_from_goal(
                 "messages": messages,
                 "raw_prompt": raw_prompt,
                 "session_id": goal.session_id,
+                "enable_thinking": goal.enable_thinking,
+                "tools": goal.tools,
+                "tool_choice": goal.tool_choice,
                 "sampling": _sampling(goal.sampling, parameters),
                 "deadline_s": now_s + timeout_s if timeout_s else None,
                 "priority": goal.priority,
@@ -172,11 +175,6 @@ def _refuse_unserved(goal: Any) -> None:
             "response_schema is not supported; leave it empty and check the text yourself",
             ErrorCode.SCHEMA_UNSUPPORTED,
         )
-    for field in ("tools", "tool_choice"):
-        if getattr(goal, field):
-            raise RequestError(f"{field} is not supported; leave it empty")
-    if goal.enable_thinking:
-        raise RequestError("enable_thinking is not supported; leave it false")
 
 
 def _sampling(sampling: Any, parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -172,7 +172,7 @@ def _ask(console: Console, driver: Driver, instruction: str) -> None:
         if chunk.seq != expected:
             raise DriveError(f"chunk {chunk.seq} came on ~/tokens where {expected} was due")
         expected += 1
-        printer.round(chunk.text)
+        printer.round(chunk.text if chunk.channel == TokenChunk.TEXT else "")
         if chunk.done:
             break
         give_up_s = time.monotonic() + ANSWER_S

@@ -114,7 +114,8 @@ class ActiveGoal:
         """Publish feedback: the state, and what the latest round brought."""
         message = self._feedback
         message.state = state
-        message.text_delta = "" if piece is None else without_nul(piece.text)
+        said = piece.text if piece is not None and piece.channel is Channel.TEXT else ""
+        message.text_delta = without_nul(said)
         if piece is not None:
             message.completion_tokens = piece.completion_tokens
             message.tokens_per_second = piece.tokens_per_second

@@ -219,8 +219,13 @@ HOSTILE = {
         ErrorCode.SCHEMA_UNSUPPORTED,
         "response_schema",
     ),
-    "tools": ({"prompt": "x", "tools": "[]"}, ErrorCode.INVALID_GOAL, "tools"),
-    "tool_choice": ({"prompt": "x", "tool_choice": "auto"}, ErrorCode.INVALID_GOAL, "tool_choice"),
+    "tools": ({"prompt": "x", "tools": "[3]"}, ErrorCode.INVALID_GOAL, "tools.0"),
+    "tools without a template": (
+        {"prompt": "x", "tools": '[{"name": "stop"}]'},
+        ErrorCode.INVALID_GOAL,
+        "cannot declare tools",
+    ),
+    "tool_choice": ({"prompt": "x", "tool_choice": "go"}, ErrorCode.INVALID_GOAL, "tool_choice"),
     "thinking": ({"prompt": "x", "enable_thinking": True}, ErrorCode.INVALID_GOAL, "thinking"),
 }
 
