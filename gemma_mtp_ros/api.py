@@ -228,6 +228,8 @@ class EngineConfig(Frozen):
     max_context: int = Field(4096, ge=16, le=262_144)
     """Most tokens of prompt and completion together; the model's own limit bounds it too."""
     prefill_chunk: int = Field(256, ge=8, le=8192)
+    cache_max_mib: int = Field(0, ge=0, le=1_048_576)
+    """Memory for cached prefixes; 0: none, each prompt is read anew."""
     max_new_tokens: int = Field(512, ge=1)
     """Token limit where neither the goal nor the parameters give one."""
     threads: int = Field(0, ge=0, le=256)
@@ -258,7 +260,7 @@ class MemoryUse(Frozen):
     kv: int = 0
     """Keys and values at the full context, which a CPU commits only as they are written."""
     snapshots: int = 0
-    """Cached prefixes."""
+    """Cached prefixes, at this moment."""
     workspace: int = 0
     """Largest temporary of a pass, and tables."""
 
@@ -327,6 +329,14 @@ class CountTokens(Frozen):
     id: str
     messages: tuple[Message, ...] = ()
     raw_prompt: str | None = None
+
+
+class ResetSession(Frozen):
+    """Forget the cached keys and values of a session."""
+
+    kind: Literal["reset_session"] = "reset_session"
+    id: str
+    session_id: str
 
 
 class Warm(Frozen):
@@ -433,6 +443,23 @@ class Warmed(Frozen):
     message: str = ""
 
 
+class SessionReset(Frozen):
+    """Answer to :class:`ResetSession`."""
+
+    kind: Literal["session_reset"] = "session_reset"
+    id: str
+    success: bool
+    message: str = ""
+    found: bool = False
+
+
+class Held(Frozen):
+    """What the engine holds from now on."""
+
+    kind: Literal["held"] = "held"
+    memory: MemoryUse
+
+
 class Log(Frozen):
     """A log line of the engine; ``level`` as in :mod:`logging`."""
 
@@ -442,10 +469,20 @@ class Log(Frozen):
 
 
 ToEngine = Annotated[
-    Configure | Generate | Cancel | CountTokens | Warm, Field(discriminator="kind")
+    Configure | Generate | Cancel | CountTokens | ResetSession | Warm, Field(discriminator="kind")
 ]
 FromEngine = Annotated[
-    Progress | Ready | Failed | Started | Piece | Finish | Counted | Warmed | Log,
+    Progress
+    | Ready
+    | Failed
+    | Started
+    | Piece
+    | Finish
+    | Counted
+    | SessionReset
+    | Warmed
+    | Held
+    | Log,
     Field(discriminator="kind"),
 ]
 to_engine: TypeAdapter[ToEngine] = TypeAdapter(ToEngine)

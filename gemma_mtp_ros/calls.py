@@ -12,22 +12,31 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .api import Counted, CountTokens, Message, Warm, Warmed
+from .api import Counted, CountTokens, Message, ResetSession, SessionReset, Warm, Warmed
 from .framing import FrameError, encode
 
 MAX_OPEN_CALLS = 16
 
+Question = CountTokens | ResetSession | Warm
+Answer = Counted | SessionReset | Warmed
+
+_ANSWERS: dict[type[Question], type[Answer]] = {
+    CountTokens: Counted,
+    ResetSession: SessionReset,
+    Warm: Warmed,
+}
+
 
 @dataclasses.dataclass(eq=False)
 class _Call:
-    message: CountTokens | Warm
+    message: Question
     frame: bytes
     future: concurrent.futures.Future[Any]
     deadline_s: float
     sent: bool = False
 
-    def answer(self, success: bool, message: str) -> Counted | Warmed:
-        kind = Counted if isinstance(self.message, CountTokens) else Warmed
+    def answer(self, success: bool, message: str) -> Answer:
+        kind = _ANSWERS[type(self.message)]
         return kind(id=self.message.id, success=success, message=message)
 
 
@@ -53,14 +62,19 @@ class Calls:
         )
         return self._ask(message, time.monotonic() + timeout_s)
 
+    def reset_session(
+        self, session_id: str, timeout_s: float
+    ) -> concurrent.futures.Future[SessionReset]:
+        """Ask the engine to forget a session."""
+        message = ResetSession(id=f"reset-{next(self._numbers)}", session_id=session_id)
+        return self._ask(message, time.monotonic() + timeout_s)
+
     def warm(self, system_prompt: str) -> concurrent.futures.Future[Warmed]:
         """Ask the engine to prefill a system prompt."""
         message = Warm(id=f"warm-{next(self._numbers)}", system_prompt=system_prompt)
         return self._ask(message, float("inf"))
 
-    def _ask(
-        self, message: CountTokens | Warm, deadline_s: float
-    ) -> concurrent.futures.Future[Any]:
+    def _ask(self, message: Question, deadline_s: float) -> concurrent.futures.Future[Any]:
         call = _Call(message, b"", concurrent.futures.Future(), deadline_s)
         refusal = None
         try:
@@ -97,7 +111,7 @@ class Calls:
         """Return the frame of a call to send now. A warm-up wants the engine ``idle``."""
         with self._lock:
             for call in self._open.values():
-                if not call.sent and (idle or isinstance(call.message, CountTokens)):
+                if not call.sent and (idle or not isinstance(call.message, Warm)):
                     call.sent = True
                     frame, call.frame = call.frame, b""
                     return frame
@@ -109,7 +123,7 @@ class Calls:
         with self._lock:
             return any(call.sent and isinstance(call.message, Warm) for call in self._open.values())
 
-    def answered(self, answer: Counted | Warmed) -> None:
+    def answered(self, answer: Answer) -> None:
         """The engine answered; an answer that came too late is dropped."""
         with self._lock:
             call = self._open.pop(answer.id, None)
@@ -141,7 +155,7 @@ class Calls:
             _complete(call, call.answer(False, message))
 
 
-def _complete(call: _Call, answer: Counted | Warmed) -> None:
+def _complete(call: _Call, answer: Answer) -> None:
     """Set the answer, unless the asker canceled the future."""
     if call.future.set_running_or_notify_cancel():
         call.future.set_result(answer)

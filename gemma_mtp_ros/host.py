@@ -21,10 +21,12 @@ from .api import (
     ErrorCode,
     FinishReason,
     GemmaMtpError,
+    MemoryUse,
     Message,
     ModelInfo,
     Progress,
     Request,
+    SessionReset,
     Warmed,
 )
 from .backlog import Backlog, Event, Sink, tell
@@ -226,6 +228,15 @@ class EngineHost:
         """
         return self._calls.count_tokens(messages, raw_prompt, timeout_s)
 
+    def reset_session(
+        self, session_id: str, timeout_s: float
+    ) -> concurrent.futures.Future[SessionReset]:
+        """Have the engine forget what it cached of a session, whatever it is doing.
+
+        The future always completes: with ``success`` False where the engine gave no answer.
+        """
+        return self._calls.reset_session(session_id, timeout_s)
+
     def warm(self, system_prompt: str) -> concurrent.futures.Future[Warmed]:
         """Have the engine prefill a system prompt, before the requests that wait.
 
@@ -245,7 +256,8 @@ class EngineHost:
 
     @property
     def info(self) -> ModelInfo | None:
-        """What was loaded last; None before the first load, and after :meth:`stop`."""
+        """What was loaded last, and what it holds now; None before the first load, and after
+        :meth:`stop`."""
         return self._info
 
     @property
@@ -302,6 +314,7 @@ class EngineHost:
             self._report,
             self._on_log,
             self._on_progress,
+            self._hold,
         )
         try:
             supervisor.thread.start()
@@ -314,6 +327,12 @@ class EngineHost:
         self._backlog.open()
         self._calls.open()
         return supervisor
+
+    def _hold(self, memory: MemoryUse) -> None:
+        with self._changed:
+            if self._info is not None:
+                held = {"memory": memory, "bytes": memory.total}
+                self._info = self._info.model_copy(update=held)
 
     def _report(
         self,

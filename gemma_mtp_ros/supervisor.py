@@ -25,11 +25,14 @@ from .api import (
     Finish,
     FromEngine,
     GemmaMtpError,
+    Held,
     Log,
+    MemoryUse,
     ModelInfo,
     Piece,
     Progress,
     Ready,
+    SessionReset,
     Started,
     Warmed,
 )
@@ -90,6 +93,7 @@ class Supervisor:
         report: Report,
         on_log: Callable[[int, str], None],
         on_progress: Callable[[Progress], None],
+        on_held: Callable[[MemoryUse], None],
     ) -> None:
         self.thread = threading.Thread(target=self._run, name="gemma_mtp_engine_host", daemon=True)
         self.restarts = 0
@@ -100,6 +104,7 @@ class Supervisor:
         self._report = report
         self._on_log = on_log
         self._on_progress = on_progress
+        self._on_held = on_held
         self._process: EngineProcess | None = None
         self._loading = False
         self._dying = False
@@ -267,7 +272,9 @@ class Supervisor:
             self._ready(message.info)
         elif isinstance(message, Failed):
             self._refused = message
-        elif isinstance(message, (Counted, Warmed)):
+        elif isinstance(message, Held):
+            self._on_held(message.memory)
+        elif isinstance(message, (Counted, SessionReset, Warmed)):
             self._calls.answered(message)
 
     def _ready(self, info: ModelInfo) -> None:

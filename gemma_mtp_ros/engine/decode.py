@@ -25,6 +25,7 @@ from ..api import (
     ErrorCode,
     Finish,
     FinishReason,
+    MemoryUse,
     Message,
     ModelInfo,
     Piece,
@@ -38,8 +39,10 @@ from .checkpoint import available_memory
 from .draft_length import DraftController, longest_draft
 from .drafter import Drafter
 from .drafting import Place, chain, draft
-from .load import LoadedModel, load_model
+from .load import LoadedModel, give_back_freed, load_model
 from .ops import read_back
+from .prefill import SHORTEST, Prefill
+from .prefix import Owner, PrefixCache, agreeing
 from .sampling import Rules, TokenCounts, choose, penalise, standing
 from .sequence import Sequence, Shown
 from .target import Target
@@ -59,6 +62,9 @@ class RoundControl(NamedTuple):
 Poll = Callable[[], RoundControl]
 """Called once before each prefill chunk and each round."""
 
+SYSTEM_PROMPT = object()
+"""Owner of the snapshot of the node's own system prompt."""
+
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy: dividing by them would overflow."""
 
@@ -77,6 +83,12 @@ class Engine:
         self._controller: DraftController | None = None
         self.context = model.info.context
         """Tokens of prompt and completion together: engine.max_context, or the model's own."""
+        self.prefixes = PrefixCache(
+            self.target.cache,
+            self.target.spec.window,
+            config.cache_max_mib * 2**20,
+            self._has_room,
+        )
 
     @classmethod
     def load(cls, config: EngineConfig, progress: Callable[[str, float], None]) -> Engine:
@@ -131,18 +143,15 @@ class Engine:
 
     def warm(self, system_prompt: str, poll: Poll) -> None:
         """Run every code path once, over the system prompt where there is one."""
-        if system_prompt:
-            prompt = self.text.encode((Message(role="user", content=system_prompt),), None)
-        else:
-            prompt = [self.model.bos]
+        prompt = self._system_prefix(system_prompt) if system_prompt else [self.model.bos]
         prompt = prompt[: self.context - MAX_DRAFT - 2]
+        prefill = self._prefill(prompt, SYSTEM_PROMPT)
+        while not prefill.done:
+            if poll().end is not None:
+                prefill.stop()
+                return
+            prefill.step()
         with torch.inference_mode():
-            self.target.cache.reset()
-            for begin in range(0, len(prompt), self.config.prefill_chunk):
-                if poll().end is not None:
-                    return
-                chunk = prompt[begin : begin + self.config.prefill_chunk]
-                self._prefill_chunk(chunk, begin + len(chunk) == len(prompt))
             state = torch.zeros(1, self.target.spec.hidden, device=self.device)
             token = torch.tensor([self.model.bos], device=self.device)
             if self.drafter is not None:
@@ -150,11 +159,40 @@ class Engine:
                 token = torch.cat([token, drafts])
             self.target.decode(token, self.target.cache.length)
 
-    def _prefill_chunk(
-        self, chunk: list[int], last: bool
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        ids = torch.tensor(chunk, dtype=torch.long, device=self.device)
-        return self.target.prefill(ids, last)
+    def _system_prefix(self, system_prompt: str) -> list[int]:
+        """What all conversations with this system prompt begin with."""
+        first, second = (
+            self.text.encode(
+                (Message(role="system", content=system_prompt), Message(role="user", content=word)),
+                None,
+            )
+            for word in ("a", "b")
+        )
+        return first[: agreeing(first, second)]
+
+    def _prefill(self, prompt: list[int], owner: Owner = None) -> Prefill:
+        return Prefill(
+            self.target,
+            self.prefixes,
+            prompt,
+            longest=self.config.prefill_chunk,
+            turn_end=self.text.turn_end,
+            owner=owner,
+        )
+
+    def _has_room(self, size: int) -> bool:
+        """Whether the rest of the robot keeps its share if ``size`` bytes are taken."""
+        free = available_memory(self.device)
+        return free is None or free >= self.config.memory_reserve_mib * 2**20 + size
+
+    @property
+    def memory(self) -> MemoryUse:
+        """What is held now; keys and values count as at the full context."""
+        return self.info.memory.model_copy(update={"snapshots": self.prefixes.bytes})
+
+    def reset_session(self, session_id: str) -> bool:
+        """Forget the cached keys and values of a session; False: there are none."""
+        return self.prefixes.reset_session(session_id)
 
     def _rules(self, request: Request) -> Rules:
         """Sampling parameters with the checkpoint's own where the request leaves them open."""
@@ -200,31 +238,36 @@ class Engine:
         return Sequence(request, prompt, self._rules(request), limit, self.text, tools)
 
     def _make_room(self, positions: int) -> None:
-        """See that keys and values of a request find memory; drop those of the last one if not.
+        """See that keys and values of a request find memory; drop cached ones if not.
 
         :raises RequestError: when the rest of the robot would be left too little.
         """
         cache, reserve = self.target.cache, self.config.memory_reserve_mib * 2**20
-        for last in (False, True):
+        drops: list[Callable[[int], object]] = [lambda _: cache.release()]
+        if self.prefixes.bytes:
+            drops.insert(0, self.prefixes.shrink)
+        while True:
             free = available_memory()
             growth = max(0, cache.bytes_at(positions) - cache.bytes)
             if free is None or free >= reserve + growth:
                 return
-            if last:
-                raise RequestError(
-                    f"the goal may need {growth // 2**20} MiB for keys and values and "
-                    f"{reserve // 2**20} MiB are kept for the rest of the robot "
-                    f"(engine.memory_reserve_mib), but {free // 2**20} MiB are available; ask for "
-                    "fewer tokens (max_new_tokens) or free memory",
-                    ErrorCode.OUT_OF_MEMORY,
-                )
-            cache.release()
+            if not drops:
+                break
+            drops.pop(0)(reserve + growth - free)
+            give_back_freed()
+        raise RequestError(
+            f"the goal may need {growth // 2**20} MiB for keys and values and "
+            f"{reserve // 2**20} MiB are kept for the rest of the robot "
+            f"(engine.memory_reserve_mib), but {free // 2**20} MiB are available; ask for "
+            "fewer tokens (max_new_tokens) or free memory",
+            ErrorCode.OUT_OF_MEMORY,
+        )
 
     def generate(self, request: Request, poll: Poll) -> Iterator[Started | Piece | Finish]:
         """Serve a request: one ``Started``, a ``Piece`` a round and channel, one ``Finish``.
 
         An inadmissible request gives its ``Finish`` alone. The generator may be closed at any
-        point; the next request starts from an empty cache.
+        point; the next request starts from a cached prefix, or from an empty cache.
         """
         begin_s = time.monotonic()
         try:
@@ -241,18 +284,32 @@ class Engine:
                 ),
             )
             return
+        prefill = self._prefill(sequence.prompt, request.session_id or None)
+        sequence.cached = prefill.cached
         yield Started(
-            request_id=request.id, prompt_tokens=len(sequence.prompt), seed=sequence.rules.seed
+            request_id=request.id,
+            prompt_tokens=len(sequence.prompt),
+            cached_tokens=prefill.cached,
+            seed=sequence.rules.seed,
         )
         end: Cancel | None = None
-        for piece in self._rounds(sequence, poll):
+        for piece in self._rounds(sequence, prefill, poll):
             if isinstance(piece, Cancel):
                 end = piece
                 break
             yield piece
         for shown in sequence.flush():
             yield self._piece(sequence, shown, 0)
+        if not self.config.reproducible and prefill.done:
+            self._keep_answer(sequence)
         yield sequence.finished(end)
+
+    def _keep_answer(self, sequence: Sequence) -> None:
+        """Take a snapshot at the end of an answer, whose rows another prefill would round anew."""
+        cache, prompt = self.target.cache, sequence.prompt
+        tokens = [*prompt, *sequence.tokens][: cache.length]
+        if len(tokens) >= len(prompt) + SHORTEST:
+            self.prefixes.keep(tokens, sequence.request.session_id or None)
 
     def _piece(self, sequence: Sequence, shown: Shown, drafted: int) -> Piece:
         now = time.monotonic()
@@ -267,27 +324,24 @@ class Engine:
             decided_s=now,
         )
 
-    def _rounds(self, sequence: Sequence, poll: Poll) -> Iterator[Piece | Cancel]:
+    def _rounds(self, sequence: Sequence, prefill: Prefill, poll: Poll) -> Iterator[Piece | Cancel]:
         """Prefill and rounds until the sequence ends, or a Cancel that ends it from outside."""
-        cache = self.target.cache
-        cache.reset()
         rules, prompt = sequence.rules, sequence.prompt
         eos = self.model.generation.eos
         counts = (
             TokenCounts(self.target.spec.vocab, prompt, self.device) if rules.penalises else None
         )
         state = logits = None
-        for begin in range(0, len(prompt), self.config.prefill_chunk):
+        while not prefill.done:
             control = poll()
             sequence.paused_s += control.paused_s
             if control.end is not None:
+                prefill.stop()
                 yield control.end
                 return
-            chunk = prompt[begin : begin + self.config.prefill_chunk]
-            with torch.inference_mode():
-                result = self._prefill_chunk(chunk, begin + len(chunk) == len(prompt))
-                if result is not None:
-                    state, logits = result
+            result = prefill.step()
+            if result is not None:
+                state, logits = result
         assert state is not None
         assert logits is not None
         with torch.inference_mode():

@@ -59,6 +59,7 @@ class Sequence:
             stop=request.sampling.stop,
             names=tools.names,
         )
+        self.cached = 0
         self.rounds = 0
         self.drafted = [0] * MAX_DRAFT
         self.accepted = [0] * MAX_DRAFT
@@ -175,6 +176,7 @@ class Sequence:
         now = time.monotonic()
         return Stats(
             prompt_tokens=len(self.prompt),
+            cached_tokens=self.cached,
             completion_tokens=len(self.tokens),
             rounds=self.rounds,
             drafted_at=tuple(self.drafted),

@@ -84,6 +84,7 @@ class Text:
         """Tokens that structure an answer."""
         self.control = {token: vocabulary[token] for token in CONTROL if token in vocabulary}
         """Tokens that structure a conversation."""
+        self.turn_end = self.control.get("<turn|>")
         self.spells_markers = not self.markers and CHANNEL_OPEN in str(self.tokenizer.chat_template)
         """Whether the model writes markers letter by letter, for want of tokens."""
 

@@ -33,10 +33,14 @@ from ..api import (
     FinishReason,
     GemmaMtpError,
     Generate,
+    Held,
+    MemoryUse,
     Piece,
     Progress,
     Ready,
     Request,
+    ResetSession,
+    SessionReset,
     Started,
     Stats,
     Warm,
@@ -77,7 +81,7 @@ class Poll:
         while True:
             control = self._link.block.read()
             end = self._end(control, now_s)
-            self._worker.answer_counts()
+            self._worker.answer_calls()
             # What a watchdog asks for is between rounds: the first one begins at once.
             pause_s = 0.0 if self._first else control.pause_s
             owed_s = self._worker.duty.owed_s(control.max_duty_cycle)
@@ -146,13 +150,14 @@ class Worker:
         self.idle_from_s = time.monotonic()
         self._config = config
         self._engine = engine
+        self._told_memory: MemoryUse = engine.info.memory
 
     def serve(self) -> NoReturn:
         """Answer messages until the host hangs up."""
         beat_s = min(IDLE_BEAT_S, self._config.stall_timeout_s / 4)
         while True:
             self.link.block.beat(Stage.IDLE)
-            self.answer_counts()
+            self.answer_calls()
             if not self.link.inbox:
                 self.link.receive(beat_s)
                 continue
@@ -165,8 +170,13 @@ class Worker:
                 self._warm(message)
             # A Cancel is of a request that has ended in the meantime.
 
-    def answer_counts(self) -> None:
-        """Answer the questions for token counts that are in the inbox."""
+    def answer_calls(self) -> None:
+        """Answer those messages in the inbox that need no round."""
+        for message in self.link.take(lambda message: isinstance(message, ResetSession)):
+            assert isinstance(message, ResetSession)
+            found = self._engine.reset_session(message.session_id)
+            self.link.send(SessionReset(id=message.id, success=True, found=found))
+            self._tell_memory()
         for message in self.link.take(lambda message: isinstance(message, CountTokens)):
             assert isinstance(message, CountTokens)
             largest = self._engine.info.context
@@ -179,6 +189,13 @@ class Worker:
                 )
             self.link.send(answer)
 
+    def _tell_memory(self) -> None:
+        """Say what is held, where that has changed."""
+        memory = self._engine.memory
+        if memory != self._told_memory:
+            self._told_memory = memory
+            self.link.send(Held(memory=memory))
+
     def _warm(self, message: Warm) -> None:
         poll = Poll(self, None)
         try:
@@ -187,6 +204,7 @@ class Worker:
         except Exception as error:
             answer = Warmed(id=message.id, success=False, message=self._told(error))
         poll.close()
+        self._tell_memory()
         self.link.send(answer)
 
     def _generate(self, request: Request) -> None:
@@ -213,6 +231,7 @@ class Worker:
             if finish is None:
                 finish = _broken_off(request, started, pieces, code, sentence)
         poll.close()
+        self._tell_memory()
         self.link.send(finish)
 
     def _told(self, error: Exception) -> str:

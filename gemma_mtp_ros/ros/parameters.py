@@ -131,6 +131,9 @@ TABLE: tuple[Spec, ...] = (
         may lower it.""", when=LIVE, low=0, high=MAX_DRAFT),
     _spec("draft.adaptive", True, """Draft as many tokens as pay, by costs measured at configure and
         the acceptance seen, at most draft.max_length; false: always that many."""),
+    _spec("cache.max_mib", 256, """MiB for keys and values of prompts that were read before, so
+        that a goal reads only what is new in its prompt; the longest unused are dropped, those of
+        a session_id last. 0: each prompt is read anew.""", low=0, high=1_048_576),
     # The engine process.
     _spec("engine.device", "auto", "Where the model runs.", choices=("auto", "cpu", "cuda")),
     _spec("engine.weights", "float32", """Number format of the target's weights. int8 is for a CPU;

@@ -18,7 +18,8 @@ from gemma_mtp_ros.srv import CountTokens, GetModelInfo, ResetSession
 
 NOT_LOADED = "no model is loaded; configure the node first"
 
-COUNT_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 10.0
+"""Longest wait for the engine, which looks for questions once a round or prefill chunk."""
 
 
 class Services:
@@ -53,7 +54,7 @@ class Services:
                 request.messages, request.prompt, self._settings["system_prompt"]
             )
             counted = await result_of(
-                host.count_tokens(messages, raw_prompt, COUNT_TIMEOUT_S), self._node.executor
+                host.count_tokens(messages, raw_prompt, ANSWER_TIMEOUT_S), self._node.executor
             )
         except GemmaMtpError as error:
             response.message = str(error)
@@ -86,8 +87,22 @@ class Services:
         response.bytes = info.bytes
         return response
 
-    def _reset_session(
-        self, _request: ResetSession.Request, response: ResetSession.Response
+    async def _reset_session(
+        self, request: ResetSession.Request, response: ResetSession.Response
     ) -> ResetSession.Response:
-        response.found = False  # no conversation is cached beyond its goal
+        host = self._host()
+        if host is None or host.info is None:
+            return response
+        try:
+            answer = await result_of(
+                host.reset_session(request.session_id, ANSWER_TIMEOUT_S), self._node.executor
+            )
+        except Exception as error:  # the client waits for an answer
+            self._node.get_logger().error(f"reset_session failed: {error!r}")
+            return response
+        if not answer.success:
+            self._node.get_logger().warning(
+                f"session {request.session_id!r} was not reset: {answer.message}"
+            )
+        response.found = answer.found
         return response

@@ -113,6 +113,7 @@ class Settings:
             if name.startswith("engine.")
         }
         fields["adaptive_draft"] = self["draft.adaptive"]
+        fields["cache_max_mib"] = self["cache.max_mib"]
         fields["model"], fields["drafter"] = resolve_pair(self["model"], self["drafter"])
         try:
             return EngineConfig(**fields)
