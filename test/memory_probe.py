@@ -55,14 +55,20 @@ def main() -> None:
     libraries = status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from now
     engine = load(
-        folder, weights=weights, ple=ple, max_context=1024, prefill_chunk=256, reproducible=False
+        folder,
+        weights=weights,
+        ple=ple,
+        max_context=1024,
+        prefill_chunk=256,
+        reproducible=False,
+        cache_max_mib=64,
     )
     peak = status("VmHWM") - before
     file = folder / "model.safetensors"
     in_cache = cached(file)
     Path("/proc/self/clear_refs").write_text("5")
     run(engine, request("x" * 900, raw=True, max_new_tokens=60))
-    memory = engine.info.memory
+    memory = engine.memory
     print(
         json.dumps(
             {

@@ -54,7 +54,13 @@ def test_defaults_and_bounds_are_those_of_the_engine() -> None:
     for name, field in EngineConfig.model_fields.items():
         spec = BY_NAME.get(f"engine.{name}")
         if spec is None:
-            assert name in ("model", "drafter", "max_new_tokens", "adaptive_draft")
+            assert name in (
+                "model",
+                "drafter",
+                "max_new_tokens",
+                "adaptive_draft",
+                "cache_max_mib",
+            )
             continue
         assert spec.default == field.default, name
         for bound in field.metadata:
