@@ -174,6 +174,17 @@ def test_an_overconfident_drafter_is_calibrated() -> None:
     assert model.chance(0, 4.0) == pytest.approx(0.5, abs=0.15)
 
 
+def test_an_answer_without_drafts_tells_nothing_of_them() -> None:
+    model = Acceptance()
+    for _ in range(30):
+        model.observe(0, None, False)
+    model.new_answer()
+    before = model.rates()
+    for _ in range(5):
+        model.new_answer()
+    assert model.rates() == before
+
+
 def test_history_counts_for_little() -> None:
     model = Acceptance()
     for _ in range(300):

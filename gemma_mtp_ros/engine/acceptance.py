@@ -66,9 +66,13 @@ class Acceptance:
         self._recent = 0.0
         self._variance = 1.0
         self._seen = 0
+        self._told = False
 
     def new_answer(self) -> None:
-        """Another text begins: what the last one showed counts for little."""
+        """Another text begins: what the last one showed, if anything, counts for little."""
+        if not self._told:
+            return
+        self._told = False
         belief = self._belief
         for i in (BASE, FIRST, DECLINE):
             belief.mean[i] += (1.0 - HISTORY) * (PRIOR_MEAN[i] - belief.mean[i])
@@ -152,6 +156,7 @@ class Acceptance:
 
         :param log_odds: the drafter's, None if it is not known.
         """
+        self._told = True
         belief = self._belief
         mean = belief.mean
         x = 0.0 if log_odds is None else log_odds - self._centre
