@@ -256,6 +256,9 @@ class GemmaMtpNode(LifecycleNodeMixin, Node):
             threading.Thread(
                 target=self._give_up, args=(self._host,), name="give up", daemon=True
             ).start()
+        elif state is HostState.READY and self._host is not None and self._host.restarts:
+            # What the lost engine had read of it went with it.
+            self._host.warm(self._settings["system_prompt"])
 
     def _give_up(self, host: EngineHost) -> None:
         """The engine of `host` is not restarted any more: leave through the error path."""

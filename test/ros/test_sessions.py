@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,17 @@ def test_the_first_goal_finds_the_system_prompt_read(fresh: NodeProcess, driver:
     _, result = driver.send("Go.", **WISH).result()
     assert result.stats.cached_tokens > len(SYSTEM) - 64  # the tiny tokenizer has a token a byte
     assert result.stats.cached_tokens < result.stats.prompt_tokens
+
+
+def test_an_engine_that_replaces_another_reads_the_system_prompt_too(
+    fresh: NodeProcess, driver: Driver
+) -> None:
+    _, before = driver.send("Go.", **WISH).result()
+    (engine,) = fresh.children()
+    os.kill(engine, signal.SIGKILL)
+    _, after = driver.send("Go.", **WISH).result(60.0)
+    assert after.text == before.text
+    assert after.stats.cached_tokens == before.stats.cached_tokens > 0
 
 
 def test_a_session_is_cached_until_it_is_reset(active: NodeProcess, driver: Driver) -> None:
