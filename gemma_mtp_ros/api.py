@@ -165,6 +165,8 @@ class Request(Frozen):
     """JSON array of the functions that the model may call; empty: none."""
     tool_choice: str = ""
     """``auto`` (or empty), ``none``, ``required`` or a function's name."""
+    response_schema: str = ""
+    """JSON Schema that the answer's text follows; empty: free text."""
     sampling: SamplingParams = SamplingParams()
     deadline_s: float | None = None
     """CLOCK_MONOTONIC time at which the goal ends with TIMEOUT."""
@@ -225,6 +227,9 @@ class EngineConfig(Frozen):
     adaptive_draft: bool = False
     """Draft as many tokens as pay by measured costs and acceptance, at most the limit set; False:
     always as many as that."""
+    structured_output: bool = True
+    """Read the vocabulary for masks: answers and tool calls are held to their schemas while they
+    are decoded. It takes a kibibyte a token."""
     max_context: int = Field(4096, ge=16, le=262_144)
     """Most tokens of prompt and completion together; the model's own limit bounds it too."""
     prefill_chunk: int = Field(256, ge=8, le=8192)

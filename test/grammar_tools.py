@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from gemma_mtp_ros.api import MAX_DRAFT
 from gemma_mtp_ros.engine.decode import Engine
-from gemma_mtp_ros.engine.grammar import Grammar, GrammarState
+from gemma_mtp_ros.engine.grammar import Grammar
+from gemma_mtp_ros.engine.grammar_state import GrammarState
 from gemma_mtp_ros.engine.ops import read_back
 from gemma_mtp_ros.engine.sampling import Rules, choose
 from gemma_mtp_ros.engine.token_masks import Vocabulary, allow

@@ -21,7 +21,8 @@ from gemma_mtp_ros.api import ErrorCode, RequestError
 from gemma_mtp_ros.demo import TARGET_DIR
 from gemma_mtp_ros.engine import grammar as grammar_module
 from gemma_mtp_ros.engine.decode import Engine
-from gemma_mtp_ros.engine.grammar import Grammar, Grammars, GrammarState
+from gemma_mtp_ros.engine.grammar import Grammar, Grammars
+from gemma_mtp_ros.engine.grammar_state import GrammarState
 from gemma_mtp_ros.engine.grammar_trial import SECONDS
 from gemma_mtp_ros.engine.json_schema import MAX_DEPTH, MAX_SCHEMA_BYTES
 from gemma_mtp_ros.engine.sampling import Rules

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 from ..api import Message, RequestError
@@ -30,6 +31,8 @@ class Tools(NamedTuple):
     names: frozenset[str]
     forced: str | None
     """The beginning of the call that the model must make; ``None``: it chooses."""
+    parameters: Mapping[str, Any] = MappingProxyType({})
+    """JSON Schema of each function's arguments, as declared."""
 
 
 NO_TOOLS = Tools([], frozenset(), None)
@@ -85,7 +88,8 @@ def read_tools(tools: str, choice: str) -> Tools:
     :param choice: ``auto`` (or empty), ``none``, ``required`` or the name of a function.
     :raises RequestError: naming the declaration and what is wrong with it.
     """
-    declarations = [_declaration(i, one) for i, one in enumerate(_tool_list(tools))]
+    parameters: dict[str, Any] = {}
+    declarations = [_declaration(i, one, parameters) for i, one in enumerate(_tool_list(tools))]
     names = [one["function"]["name"] for one in declarations]
     for name in names:
         if names.count(name) > 1:
@@ -104,7 +108,7 @@ def read_tools(tools: str, choice: str) -> Tools:
                 f"'required' or one of: {', '.join(names) or 'no function is declared'}"
             )
         forced = f"{CALL_PREFIX}{choice}{{"
-    return Tools(declarations, frozenset(names), forced)
+    return Tools(declarations, frozenset(names), forced, parameters)
 
 
 def _tool_list(tools: str) -> list[Any]:
@@ -119,7 +123,8 @@ def _tool_list(tools: str) -> list[Any]:
     return found
 
 
-def _declaration(index: int, given: Any) -> dict[str, Any]:
+def _declaration(index: int, given: Any, schemas: dict[str, Any]) -> dict[str, Any]:
+    """A declaration for the template; the schema of its parameters goes into ``schemas``."""
     function = given.get("function", given) if isinstance(given, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RequestError(
@@ -135,11 +140,15 @@ def _declaration(index: int, given: Any) -> dict[str, Any]:
     if not isinstance(description, str):
         raise RequestError(f"tools.{index}.description is no string; send one")
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
-    if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
+    if (
+        not isinstance(parameters, dict)
+        or str(parameters.get("type", "object")).lower() != "object"
+    ):
         raise RequestError(
             f"tools.{index}.parameters is no JSON Schema of an object; send "
             '{"type": "object", "properties": {...}}'
         )
+    schemas[name] = parameters
     full = {**function, "description": description, "parameters": _for_template(parameters)}
     return {"type": "function", "function": full}
 

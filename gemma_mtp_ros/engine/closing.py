@@ -23,14 +23,15 @@ class Closers:
 
     :param spelt: the token of each byte string.
     :param usable: these tokens, as the bits of a number.
+    :param quote: the token that ends a string; None: JSON's quotation mark.
     """
 
-    def __init__(self, spelt: dict[bytes, int], usable: int) -> None:
+    def __init__(self, spelt: dict[bytes, int], usable: int, quote: int | None = None) -> None:
         self._spelt = spelt
         self._usable = usable
         self._longest = max(map(len, spelt), default=0)
         self._brackets = self._tokens("}]")
-        self._quote = self._tokens('"')
+        self._quote = self._tokens('"') if quote is None else [quote]
         self._leads_on = self._tokens(",:")
         others = string.ascii_letters + " " + string.punctuation
         self._rest = self._tokens(dict.fromkeys(VALUES + others))

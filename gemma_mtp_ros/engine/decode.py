@@ -34,17 +34,20 @@ from ..api import (
     Started,
     Stats,
 )
+from .call_schema import ArgumentSchemas
 from .chat import NO_TOOLS, Tools, read_tools
 from .checkpoint import available_memory
-from .draft_length import DraftController, longest_draft
+from .draft_length import DraftController
 from .drafter import Drafter
-from .drafting import Place, chain, draft
+from .drafting import Place, chain
 from .load import LoadedModel, give_back_freed, load_model
 from .ops import read_back
 from .prefill import SHORTEST, Prefill
 from .prefix import Owner, PrefixCache, agreeing
-from .sampling import Rules, TokenCounts, choose, penalise, standing
+from .rounds import Rounds
+from .sampling import Rules, TokenCounts, choose, penalise
 from .sequence import Sequence, Shown
+from .structured import Interrupted, Structured
 from .target import Target
 from .text import Text
 
@@ -81,6 +84,9 @@ class Engine:
         self.info: ModelInfo = model.info
         self.device = model.target.device
         self._controller: DraftController | None = None
+        self.structured = Structured(model.text, model.vocabulary)
+        self.forcing = True
+        """Whether tokens that a grammar forces are drafted without the drafter; off to measure."""
         self.context = model.info.context
         """Tokens of prompt and completion together: engine.max_context, or the model's own."""
         self.prefixes = PrefixCache(
@@ -211,12 +217,15 @@ class Engine:
             seed=secrets.randbits(62) if s.seed is None else s.seed,
         )
 
-    def _open(self, request: Request) -> Sequence:
+    def _open(self, request: Request, poll: Poll | None = None) -> Sequence:
         """Check a request and turn it into a sequence.
 
+        :param poll: called while schemas are compiled.
         :raises RequestError: naming the value, the bound and the remedy.
+        :raises Interrupted: when the poll ends it.
         """
         tools = read_tools(request.tools, request.tool_choice)
+        schemas = ArgumentSchemas(tools.parameters)
         prompt = self._encode(
             request.messages, request.raw_prompt, tools=tools, thinking=request.enable_thinking
         )
@@ -234,8 +243,12 @@ class Engine:
             or self.config.max_new_tokens
         )
         limit = min(limit, context - len(prompt))
+        guide = self.structured.guide(
+            request, schemas.schemas, prompt, limit, self.model.suppress, lambda: _beat(poll)
+        )
         self._make_room(len(prompt) + limit)
-        return Sequence(request, prompt, self._rules(request), limit, self.text, tools)
+        rules = self._rules(request)
+        return Sequence(request, prompt, rules, limit, self.text, tools, schemas, guide)
 
     def _make_room(self, positions: int) -> None:
         """See that keys and values of a request find memory; drop cached ones if not.
@@ -271,14 +284,15 @@ class Engine:
         """
         begin_s = time.monotonic()
         try:
-            sequence = self._open(request)
-        except RequestError as error:
+            sequence = self._open(request, poll)
+        except (RequestError, Interrupted) as error:
             submitted = begin_s if request.submitted_s is None else request.submitted_s
+            ended = error.end if isinstance(error, Interrupted) else _end_of(request, error)
             yield Finish(
                 request_id=request.id,
-                finish_reason=FinishReason.ERROR,
-                error_code=error.code,
-                error_msg=str(error),
+                finish_reason=ended.finish_reason,
+                error_code=ended.error_code,
+                error_msg=ended.error_msg,
                 stats=Stats(
                     total_s=time.monotonic() - submitted, queue_s=max(0.0, begin_s - submitted)
                 ),
@@ -293,11 +307,14 @@ class Engine:
             seed=sequence.rules.seed,
         )
         end: Cancel | None = None
-        for piece in self._rounds(sequence, prefill, poll):
-            if isinstance(piece, Cancel):
-                end = piece
-                break
-            yield piece
+        try:
+            for piece in self._rounds(sequence, prefill, poll):
+                if isinstance(piece, Cancel):
+                    end = piece
+                    break
+                yield piece
+        except RequestError as error:  # a grammar that grew beyond its bounds
+            end = _end_of(request, error)
         for shown in sequence.flush():
             yield self._piece(sequence, shown, 0)
         if not self.config.reproducible and prefill.done:
@@ -347,8 +364,13 @@ class Engine:
         with torch.inference_mode():
             if counts is not None:
                 logits = penalise(logits, rules, counts.prompt, counts.standing[None, :])
-            token = choose(self.model.suppress(logits), rules, 0)
-        shown, kept, _ = sequence.push(read_back(token), eos)
+            guide = sequence.guide
+            logits = self.model.suppress(logits) if guide is None else guide.restrict(logits)
+            chosen = read_back(choose(logits, rules, 0))
+        if guide is not None:
+            chosen, _ = guide.settle((), chosen)
+        token = torch.tensor(chosen[-1:], device=self.device)
+        shown, kept, _ = sequence.push(chosen, eos)
         sequence.first_s = time.monotonic()
         if counts is not None:
             counts.add(kept)
@@ -357,6 +379,7 @@ class Engine:
         controller = self.controller if self.drafter is not None else None
         if controller is not None:
             controller.new_answer()
+        rounds = Rounds(self.model, self.drafter, controller, self.context, self.forcing)
         while sequence.finish is None:
             control = poll()
             sequence.paused_s += control.paused_s
@@ -368,48 +391,33 @@ class Engine:
                 place = Place(token, state, rules, len(sequence.tokens), counts)
                 if controller is not None:
                     controller.power_mode(control.power_mode)
-                chosen, state, drafted = self._round(sequence, place, control, controller)
+                decided = rounds.run(sequence, place, control.draft_cap, control.paused_s)
+            chosen, state = decided.chosen, decided.state
             shown, kept, used = sequence.push(chosen, eos)
             if counts is not None:
                 counts.add(kept)
             # A draft that stands but lies past the end of the text was of no use.
-            for i in range(min(used, len(chosen) - 1)):
-                sequence.accepted[i] += 1
+            for i, at in enumerate(decided.stood):
+                sequence.accepted[i] += at < used
             token = torch.tensor(chosen[-1:], device=self.device)
             for part in shown:
-                yield self._piece(sequence, part, drafted)
+                yield self._piece(sequence, part, decided.drafted)
 
-    def _round(
-        self,
-        sequence: Sequence,
-        place: Place,
-        control: RoundControl,
-        controller: DraftController | None,
-    ) -> tuple[list[int], torch.Tensor, int]:
-        """One round: what the target chose, its state at the last committed place, how many drafts
-        it checked.
-        """
-        cache, rules, counts = self.target.cache, place.rules, place.counts
-        longest = longest_draft(
-            control.draft_cap, sequence.limit - place.index, self.context - cache.length
-        )
-        drafted = draft(self.drafter, controller, place, longest)
-        k = drafted.checked
-        checked = drafted.tokens[:k]
-        hidden, logits = self.target.decode(torch.cat([place.token, checked]), cache.length)
-        if counts is not None:
-            logits = penalise(logits, rules, counts.prompt, counts.rows(checked))
-        choices = choose(self.model.suppress(logits), rules, place.index)
-        both = read_back(torch.cat([drafted.tokens, choices]))
-        drafts, chosen = both[: len(drafted.tokens)], both[len(drafted.tokens) :]
-        kept = standing(drafts[:k], chosen)
-        cache.commit(cache.length + kept + 1)
-        sequence.rounds += 1
-        for i in range(k):
-            sequence.drafted[i] += 1
-        if controller is not None and drafted.round is not None:
-            following = drafts[k] == chosen[k] if kept == k < len(drafts) else None
-            controller.close(
-                drafted.round, kept, following, sequence.round_s(control.paused_s), drafted.draft_s
-            )
-        return chosen[: kept + 1], hidden[kept : kept + 1], k
+
+def _beat(poll: Poll | None) -> None:
+    """Show a sign of life.
+
+    :raises Interrupted: when the poll wants an end.
+    """
+    end = None if poll is None else poll().end
+    if end is not None:
+        raise Interrupted(end)
+
+
+def _end_of(request: Request, error: RequestError) -> Cancel:
+    return Cancel(
+        request_id=request.id,
+        finish_reason=FinishReason.ERROR,
+        error_code=error.code,
+        error_msg=str(error),
+    )

@@ -12,11 +12,14 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 SECONDS = 3
 MEMORY_MIB = 1024
+BEAT_S = 0.1
 
 LIMITS = LLParserLimits(
     max_grammar_size=100_000,
@@ -37,23 +40,38 @@ def first_error(grammar: str, tokenizer: LLTokenizer) -> str:
     return matcher.get_error()
 
 
-def trial(grammar: str) -> str:
-    """:func:`first_error` over single bytes, in another process; also when that takes too much."""
+def trial(grammar: str, beat: Callable[[], None]) -> str:
+    """:func:`first_error` over single bytes, in another process; also when that takes too much.
+
+    :param beat: called while it takes; may raise to give it up.
+    """
     command = [sys.executable, "-m", "gemma_mtp_ros.engine.grammar_trial"]
     too_much = f"compiling it takes more than {SECONDS} s or {MEMORY_MIB} MiB"
-    try:
-        done = subprocess.run(
-            command, input=grammar, capture_output=True, text=True, timeout=4 * SECONDS
-        )
-    except subprocess.TimeoutExpired:
+    give_up_s = time.monotonic() + 4 * SECONDS
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as child:
+        given: str | None = grammar
+        while True:
+            try:
+                said, failed = child.communicate(given, timeout=BEAT_S)
+                break
+            except subprocess.TimeoutExpired:
+                given = None
+            try:
+                beat()
+            except BaseException:
+                child.kill()
+                raise
+            if time.monotonic() > give_up_s:
+                child.kill()
+                return too_much
+    if child.returncode < 0 or "MemoryError" in failed:  # ended by a signal: a bound
         return too_much
-    if done.returncode < 0 or "MemoryError" in done.stderr:  # ended by a signal: a bound
-        return too_much
-    if done.returncode:
+    if child.returncode:
         from ..api import GemmaMtpError  # which the child does without, in half its time
 
-        raise GemmaMtpError(f"a schema could not be tried: {done.stderr.strip()[-300:]}")
-    return done.stdout
+        raise GemmaMtpError(f"a schema could not be tried: {failed.strip()[-300:]}")
+    return said
 
 
 def main() -> None:

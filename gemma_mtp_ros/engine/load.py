@@ -45,6 +45,7 @@ from .ple import SMALL_BYTES
 from .spec import DRAFTER_TYPES, TARGET_TYPES, TextSpec, check_pair, drafter_spec, text_spec
 from .target import Target, storage_dtype
 from .text import Text
+from .token_masks import BYTES_EACH, Vocabulary
 from .verify import verify
 
 SMALL_MODEL = 64 * 2**20
@@ -76,6 +77,8 @@ class LoadedModel:
     bos: int
     info: ModelInfo
     suppressed: torch.Tensor | None
+    vocabulary: Vocabulary | None
+    """Tokens as masks need them; None: answers are not held to schemas."""
     costs: Costs | None
     """What passes and draft steps cost, if the draft length is to follow it."""
 
@@ -215,6 +218,8 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
     kv = cache_bytes(spec, context, KV_DTYPES[kv_dtype])
     ple = ple_in_memory(spec, config.ple, precision)
     workspace = workspace_bytes(spec, precision, config.prefill_chunk, context)
+    if config.structured_output:
+        workspace += spec.vocab * BYTES_EACH
     needed = weight_bytes(weights, precision, device, ple=ple) + kv + workspace
     draft_spec = draft_weights = None
     if config.drafter:
@@ -236,6 +241,11 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
             f"the tokenizer of {folder} has {text.size} tokens, more than the vocabulary of "
             f"{spec.vocab}; tokenizer and weights do not belong together"
         )
+    vocabulary = None
+    if config.structured_output:
+        progress("vocabulary", 0.0)
+        eos, suppressed_ids = generation.eos, generation.suppressed
+        vocabulary = Vocabulary(text, spec.vocab, eos, suppressed_ids, device)
     weights.progress = progress
     with torch.inference_mode():
         target = Target(
@@ -304,5 +314,13 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
     )
     bos = text_config.bos_token_id
     return LoadedModel(
-        target, drafter, text, generation, 0 if bos is None else bos, info, suppressed, costs
+        target,
+        drafter,
+        text,
+        generation,
+        0 if bos is None else bos,
+        info,
+        suppressed,
+        vocabulary,
+        costs,
     )

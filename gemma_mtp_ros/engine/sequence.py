@@ -18,8 +18,10 @@ from ..api import (
     Stats,
 )
 from .answer import Answer
+from .call_schema import ArgumentSchemas
 from .channels import Part
 from .chat import NO_TOOLS, Tools
+from .guide import Guide
 from .sampling import Rules
 from .text import Text
 from .tool_calls import read_calls
@@ -46,6 +48,8 @@ class Sequence:
         limit: int,
         text: Text,
         tools: Tools = NO_TOOLS,
+        schemas: ArgumentSchemas | None = None,
+        guide: Guide | None = None,
     ) -> None:
         self.request = request
         self.prompt = prompt
@@ -53,6 +57,8 @@ class Sequence:
         self.limit = limit
         self.tokens: list[int] = []
         self.tools = tools
+        self.guide = guide
+        self._schemas = schemas
         self.answer = Answer(
             text,
             prompt if request.raw_prompt is None else None,
@@ -95,6 +101,8 @@ class Sequence:
             if len(self.tokens) >= self.limit:
                 self.finish = FinishReason.LENGTH
                 break
+        if self.guide is not None and self.guide.finished:
+            self.finish = FinishReason.STOP  # whole, though it may end at the limit
         if not shown:
             self._show(shown, [], [])
         return shown, kept, used
@@ -138,7 +146,9 @@ class Sequence:
         cut = ""
         if self.finish is FinishReason.LENGTH:
             cut = f"the limit of {self.limit} tokens (max_new_tokens or the context)"
-        calls = read_calls(answer.calls, self.tools.names, self.request.id, cut=cut)
+        calls = read_calls(
+            answer.calls, self.tools.names, self.request.id, cut=cut, schemas=self._schemas
+        )
         reason, code, message = self.finish or FinishReason.ERROR, ErrorCode.NONE, ""
         if end is not None:
             reason, code, message = end.finish_reason, end.error_code, end.error_msg

@@ -211,13 +211,17 @@ class Text:
             found = find_markers(tail)
             marker, after = (found[-1][0], tail[found[-1].end() :]) if found else ("", "")
         else:
-            structure = {self.control[token]: token for token in self.control if token != QUOTE}
-            last = next((i for i in reversed(range(len(ids))) if ids[i] in structure), None)
-            if last is None:
-                return "", ""
-            marker = structure[ids[last]]
-            after = self.backend.decode(list(ids[last + 1 :]), skip_special_tokens=False)
+            marker, tokens = self.opened(ids)
+            after = self.backend.decode(tokens, skip_special_tokens=False)
         return (marker, after) if marker in (CHANNEL_OPEN, CALL_OPEN) else ("", "")
+
+    def opened(self, ids: Sequence[int]) -> tuple[str, list[int]]:
+        """The marker that a prompt leaves open, where it is a token, and the tokens after it."""
+        structure = {self.control[token]: token for token in self.control if token != QUOTE}
+        last = next((i for i in reversed(range(len(ids))) if ids[i] in structure), None)
+        if last is None or structure[ids[last]] not in (CHANNEL_OPEN, CALL_OPEN):
+            return "", []
+        return structure[ids[last]], list(ids[last + 1 :])
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, without special tokens, as :class:`Detokenizer` tells it."""

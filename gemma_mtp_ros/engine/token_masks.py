@@ -4,13 +4,19 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from collections.abc import Iterable, Sequence
 
 import torch
 from llguidance import LLTokenizer
 
+from .channels import MARKERS
 from .closing import Closers
 from .text import Text
+
+BYTES_EACH = 1024
+"""Memory that a token of the vocabulary takes, as read for masks (0.75 KiB measured)."""
 
 
 class Vocabulary:
@@ -37,7 +43,7 @@ class Vocabulary:
         self.size = size
         self.eos = frozenset(eos)
         self.tokenizer = LLTokenizer(
-            text.backend.to_str(), n_vocab=max(size, text.size), eos_token=sorted(self.eos)
+            _with_special_markers(text), n_vocab=max(size, text.size), eos_token=sorted(self.eos)
         )
         never = self.eos.union(suppressed)
         spelt: dict[bytes, int] = {}
@@ -49,15 +55,29 @@ class Vocabulary:
                 spelt[held] = token
             elif held:
                 spelt.setdefault(held, token)
-        self.usable = _bits(spelt.values())
+        self._spelt = spelt
+        self.usable = bits(spelt.values())
         self.closers = Closers(spelt, self.usable)
-        self.eos_bits = _bits(self.eos)
+        self.eos_bits = bits(self.eos)
         self.every = (1 << size) - 1
         self._row_bytes = -(-size // 8)
         self._device = torch.device(device)
         flags = (torch.arange(256)[:, None] >> torch.arange(8)) & 1
         self._unpacked = flags.bool().view(torch.int64)[:, 0].to(self._device)
         """Eight flags as the bytes of a number, for each byte."""
+
+    def of_calls(self, quote: int, end: int) -> Vocabulary:
+        """The same tokens where a tool call is written.
+
+        :param quote: the marker around its strings, which may be written there.
+        :param end: the marker that ends it, in place of the tokens that end an answer.
+        """
+        made = copy.copy(self)
+        made.eos = frozenset([end])
+        made.eos_bits = bits(made.eos)
+        made.usable = self.usable | 1 << quote
+        made.closers = Closers(self._spelt, made.usable, quote)
+        return made
 
     def tensor(self, rows: Sequence[int]) -> torch.Tensor:
         """``(len(rows), size)`` bool, of sets of tokens as the bits of a number."""
@@ -67,7 +87,16 @@ class Vocabulary:
         return flags.view(len(rows), -1)[:, : self.size]
 
 
-def _bits(tokens: Iterable[int]) -> int:
+def _with_special_markers(text: Text) -> str:
+    """The tokenizer's JSON, in which the markers of an answer are special whatever it says."""
+    tokenizer = json.loads(text.backend.to_str())
+    for added in tokenizer.get("added_tokens") or ():
+        added["special"] = added["special"] or added["content"] in MARKERS
+    return json.dumps(tokenizer)
+
+
+def bits(tokens: Iterable[int]) -> int:
+    """A set of tokens as the bits of a number."""
     flags = bytearray()
     for token in tokens:
         flags.extend(bytes(max(0, (token >> 3) + 1 - len(flags))))

@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, NoReturn
 
 from ..api import ToolCall
+from .call_schema import ArgumentSchemas
 from .channels import CALL_PREFIX, QUOTE, WrittenCall
 
 MAX_DEPTH = 64
@@ -197,7 +198,12 @@ class Calls(NamedTuple):
 
 
 def read_calls(
-    written: Sequence[WrittenCall], names: Collection[str], answer_id: str, *, cut: str = ""
+    written: Sequence[WrittenCall],
+    names: Collection[str],
+    answer_id: str,
+    *,
+    cut: str = "",
+    schemas: ArgumentSchemas | None = None,
 ) -> Calls:
     """Read the calls of an answer, each in its turn.
 
@@ -206,6 +212,7 @@ def read_calls(
     turn instead.
 
     :param names: functions that the goal declares; a call of any other is refused.
+    :param schemas: which the arguments have to follow.
     :param cut: what cut the answer short, for the message about an unclosed call; empty: nothing.
     """
     read: list[ToolCall] = []
@@ -216,6 +223,9 @@ def read_calls(
             if name not in names:
                 declared = ", ".join(sorted(names)) or "none"
                 raise ToolCallError(f"no tool is called {name!r} (declared: {declared})")
+            wrong = schemas.violation(name, json.loads(arguments)) if schemas else ""
+            if wrong:
+                raise ToolCallError(f"its arguments do not follow their schema ({wrong})")
         except ToolCallError as error:
             why = f"{cut} cut it short" if cut and not call.closed else str(error)
             errors.append(f"tool call {number} cannot be read: {why}; its text is {call.text!r}")
