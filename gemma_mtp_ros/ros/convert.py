@@ -81,7 +81,6 @@ def request_from_goal(
     Raises:
         RequestError: a field is out of its bounds or not served; names it, the bound, the remedy.
     """
-    _refuse_unserved(goal)
     timeout_s = goal.timeout.sec + goal.timeout.nanosec * 1e-9
     if timeout_s < 0:
         raise RequestError(
@@ -101,6 +100,7 @@ def request_from_goal(
                 "enable_thinking": goal.enable_thinking,
                 "tools": goal.tools,
                 "tool_choice": goal.tool_choice,
+                "response_schema": goal.response_schema,
                 "sampling": _sampling(goal.sampling, parameters),
                 "deadline_s": now_s + timeout_s if timeout_s else None,
                 "priority": goal.priority,
@@ -167,14 +167,6 @@ def _turn(index: int, message: Any) -> Message:
         return Message.model_validate(fields)
     except ValidationError as error:
         raise RequestError(f"messages.{index}.{one_sentence(error)}") from error
-
-
-def _refuse_unserved(goal: Any) -> None:
-    if goal.response_schema:
-        raise RequestError(
-            "response_schema is not supported; leave it empty and check the text yourself",
-            ErrorCode.SCHEMA_UNSUPPORTED,
-        )
 
 
 def _sampling(sampling: Any, parameters: Mapping[str, Any]) -> dict[str, Any]:

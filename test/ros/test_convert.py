@@ -98,6 +98,13 @@ def test_tool_calls_of_the_history_are_kept() -> None:
     assert messages[1].tool_call_id == "1"
 
 
+def test_what_the_answer_has_to_be_is_passed_on() -> None:
+    asked = request(response_schema='{"type": "null"}', tools="[]", tool_choice="none")
+    assert asked.response_schema == '{"type": "null"}'
+    assert (asked.tools, asked.tool_choice) == ("[]", "none")
+    assert request().response_schema == ""
+
+
 def test_prompt_is_ignored_where_messages_are_given() -> None:
     turns = [ChatMessage(role="user", content="from messages")]
     assert [turn.content for turn in request(messages=turns).messages] == ["from messages"]

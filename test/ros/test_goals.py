@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
@@ -215,9 +216,14 @@ HOSTILE = {
     ),
     "timeout": ({"prompt": "x", "timeout": Duration(sec=-5)}, ErrorCode.INVALID_GOAL, "timeout"),
     "schema": (
-        {"prompt": "x", "response_schema": "{}"},
+        {"prompt": "x", "response_schema": '{"not": {}}'},
         ErrorCode.SCHEMA_UNSUPPORTED,
-        "response_schema",
+        '"not"',
+    ),
+    "a schema of no JSON": (
+        {"prompt": "x", "response_schema": "{"},
+        ErrorCode.SCHEMA_UNSUPPORTED,
+        "not JSON",
     ),
     "tools": ({"prompt": "x", "tools": "[3]"}, ErrorCode.INVALID_GOAL, "tools.0"),
     "tools without a template": (
@@ -369,3 +375,17 @@ def test_a_lost_engine_is_told_and_replaced(active: NodeProcess, driver: Driver)
     driver.wait_until(lambda: bool(driver.stats) and driver.stats[-1].engine_restarts == 1)
     driver.wait_health("engine", OK)
     assert active.children() != [engine]
+
+
+def test_an_answer_follows_its_schema(active: NodeProcess, driver: Driver) -> None:
+    steps = {"type": "array", "items": {"enum": ["goto", "pick"]}, "minItems": 1, "maxItems": 3}
+    schema = {"type": "object", "properties": {"steps": steps}, "required": ["steps"]}
+    schema["additionalProperties"] = False
+    goal = driver.send("Fetch the cup.", response_schema=json.dumps(schema), max_new_tokens=80)
+    status, result = goal.result()
+    assert status == SUCCEEDED
+    assert result.finish_reason == Generate.Result.FINISH_STOP
+    plan = json.loads(result.text)
+    assert plan.keys() == {"steps"}
+    assert set(plan["steps"]) <= {"goto", "pick"}
+    assert 1 <= len(plan["steps"]) <= 3
