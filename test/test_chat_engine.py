@@ -150,6 +150,16 @@ def test_a_call_of_what_was_not_declared(script):
     assert "no tool is called 'go'" in finish.error_msg
 
 
+def test_arguments_that_break_their_schema(script):
+    number = '[{"name": "go", "parameters": {"properties": {"to": {"type": "number"}}}}]'
+    script.says(f"{CALL}<turn|>")
+    _, finish = script.run(asked(tools=number), 3)
+    assert finish.error_code is ErrorCode.TOOL_CALL_INVALID
+    assert not finish.tool_calls
+    assert "to: 'dock' is not of type 'number'" in finish.error_msg
+    assert CALL[len("<|tool_call>") : -len("<tool_call|>")] in finish.error_msg
+
+
 def test_the_model_does_not_answer_its_own_call(script):
     script.says(f"{CALL}<|tool_response>response:go{{value:1}}<tool_response|>Done.<turn|>")
     _, finish = script.run(asked(tools=TOOLS), 7)
@@ -194,6 +204,10 @@ def test_a_raw_prompt_is_answered_in_text_alone(script):
     [
         ({"tools": "{"}, "tools is no JSON"),
         ({"tools": TOOLS, "tool_choice": "fly"}, "tool_choice is 'fly'"),
+        (
+            {"tools": '[{"name": "go", "parameters": {"required": "to"}}]'},
+            "the parameters of tool 'go' are no JSON Schema (parameters.required",
+        ),
         ({"messages": (Message(role="tool", content="x"),)}, "no unanswered call"),
     ],
 )
