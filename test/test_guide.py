@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import gemma4_template
@@ -58,7 +57,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 
 @pytest.fixture
-def wanted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, str]]:
+def wanted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
     """Tokens that the model prefers at places of its answer, by name, where they are allowed."""
     places: dict[int, str] = {}
     ids = engine.text.tokenizer.get_vocab()
@@ -72,7 +71,7 @@ def wanted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int
 
     for module in ("decode", "rounds"):
         monkeypatch.setattr(f"gemma_mtp_ros.engine.{module}.choose", choose)
-    yield places
+    return places
 
 
 def asked(seed: int = 0, limit: int = 200, **fields: Any) -> Request:

@@ -86,7 +86,7 @@ class Engine:
         self._controller: DraftController | None = None
         self.structured = Structured(model.text, model.vocabulary)
         self.forcing = True
-        """Whether tokens that a grammar forces are drafted without the drafter; off to measure."""
+        """Whether tokens that a grammar forces cost no pass of their own; off to measure."""
         self.context = model.info.context
         """Tokens of prompt and completion together: engine.max_context, or the model's own."""
         self.prefixes = PrefixCache(

@@ -95,10 +95,13 @@ class Guide:
             logits = logits.index_fill(1, self._never.to(logits.device), float("-inf"))
         return logits
 
-    def settle(self, drafts: Sequence[int], choices: Sequence[int]) -> tuple[list[int], int]:
+    def settle(
+        self, drafts: Sequence[int], choices: Sequence[int], forcing: bool = True
+    ) -> tuple[list[int], int]:
         """What a round decides, which stands from now on.
 
         :param choices: the target's after 0, 1, ... of the drafts.
+        :param forcing: whether the rest of the text, if it is forced, stands at once.
         :return: the tokens, with the rest of the text if that is forced, and how many drafts stand
             before the target's own choice. A round ends where another grammar begins.
         """
@@ -118,7 +121,7 @@ class Guide:
         self._left -= len(chosen)
         if grammar.ended is not None:
             self._follow(grammar.ended)
-        elif self._in_text:
+        elif self._in_text and forcing:
             rest = grammar.rest(self._left)
             grammar.accept(rest)
             self._left -= len(rest)

@@ -43,7 +43,7 @@ class Rounds:
     Attributes:
         controller: chooses draft lengths; None: always the longest.
         context: tokens of prompt and completion together.
-        forcing: whether tokens that a grammar forces are drafted without the drafter.
+        forcing: whether tokens that a grammar forces cost no pass of their own.
     """
 
     model: LoadedModel
@@ -103,7 +103,7 @@ class Rounds:
         hidden, logits = self._verify(sequence, place, drafts)
         logits = guide.restrict(logits, made.tokens)
         choices = read_back(choose(logits, place.rules, place.index))
-        chosen, kept = guide.settle(made.tokens, choices)
+        chosen, kept = guide.settle(made.tokens, choices, self.forcing)
         self._commit(sequence, kept + 1, len(made.own))
         round_s = sequence.round_s(paused_s)
         if self.controller is not None and made.round is not None:
