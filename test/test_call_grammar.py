@@ -127,7 +127,7 @@ ALLOWED = [
     ),
     (_of({"type": "integer", "multipleOf": 5, "minimum": 10, "maximum": 20}), "15", "10", "12"),
     (_of({"type": "string", "enum": ["", "a"]}), f"{Q}{Q}", f"{Q}a{Q}", f"{Q}b{Q}"),
-    (_of({"type": "string", "pattern": "(?=a)b"}), f"{Q}anything{Q}", None, "1"),
+    (_of({"type": "string", "pattern": "^a|b$"}), f"{Q}anything{Q}", None, "1"),
     (_of({"not": {"type": "null"}}), "1", "null", "?"),  # what is not known is checked later
 ]
 
@@ -202,6 +202,8 @@ def test_random_calls_validate(text: Text, vocabulary: Vocabulary, schema: Any, 
         ({"properties": {"x": {"minimum": "1"}}}, ErrorCode.INVALID_GOAL, "minimum"),
         ({"properties": {"x": {"$ref": "#/$defs/y"}}}, ErrorCode.SCHEMA_UNSUPPORTED, "#/$defs/y"),
         ({"$ref": "https://example.com/s"}, ErrorCode.SCHEMA_UNSUPPORTED, "example.com"),
+        (_of({"pattern": "(?=a)b"}), ErrorCode.SCHEMA_UNSUPPORTED, "look-around"),
+        ({"patternProperties": {"a": {}}}, ErrorCode.SCHEMA_UNSUPPORTED, "patternProperties"),
     ],
 )
 def test_a_schema_that_is_none_is_refused(schema: Any, code: ErrorCode, words: str) -> None:
@@ -216,6 +218,20 @@ def test_what_is_wrong_with_arguments_is_said() -> None:
     assert schemas.violation("go", {"place": "dock", "speed": 1}) == ""
     assert schemas.violation("go", {"place": "dock", "speed": 3}).startswith("speed: 3 is greater")
     assert "'place' is a required property" in schemas.violation("go", {})
+
+
+def test_a_pattern_is_matched_in_bounded_time() -> None:
+    schemas = ArgumentSchemas({"f": _of({"type": "string", "pattern": "^(a+)+$"})})
+    assert schemas.violation("f", {"x": "a" * 40}) == ""
+    assert "does not match" in schemas.violation("f", {"x": "a" * 40 + "b"})
+    anywhere = ArgumentSchemas({"f": _of({"type": "string", "pattern": "b\\n"})})
+    assert anywhere.violation("f", {"x": 'a"b\né'}) == ""
+    assert anywhere.violation("f", {"x": "b"})
+
+
+def test_a_schema_that_circles_is_said_to() -> None:
+    schemas = ArgumentSchemas({"f": _of({"$ref": "#/properties/x"})})
+    assert "without end" in schemas.violation("f", {"x": 1})
 
 
 def test_openapi_words_are_read() -> None:

@@ -187,6 +187,11 @@ def test_an_answer_that_is_cut_says_so(fixed: Engine) -> None:
     _, finish = answer(fixed, {"type": "string", "maxLength": 30}, 3, max_new_tokens=10)
     assert finish.finish_reason == FinishReason.STOP
     assert isinstance(json.loads(finish.text), str)
+    # A number may always have one more digit: it is whole at the limit, and nothing is missing.
+    number = {"type": "number", "minimum": 0, "maximum": 1}
+    tokens, finish = answer(fixed, number, 7, max_new_tokens=20, temperature=1.0, seed=1)
+    assert finish.finish_reason == FinishReason.STOP
+    assert 0 <= float(finish.text) <= 1
 
 
 def test_a_stop_string_within_the_text_ends_it(fixed: Engine) -> None:

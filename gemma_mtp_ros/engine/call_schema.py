@@ -4,17 +4,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jsonschema import Draft202012Validator, SchemaError
+from jsonschema import Draft202012Validator, SchemaError, ValidationError
 from jsonschema.exceptions import best_match
 from jsonschema.protocols import Validator
-from jsonschema.validators import validator_for
+from jsonschema.validators import extend, validator_for
+from llguidance import LLMatcher, LLTokenizer
 from referencing import Registry
 
 from ..api import ErrorCode, RequestError
 from .call_grammar import resolve
+from .grammar_state import reason_of
+from .grammar_trial import LIMITS
 from .json_schema import nodes
 
 
@@ -59,7 +63,10 @@ class ArgumentSchemas:
 
         :param arguments: parsed.
         """
-        error = best_match(self._validators[name].iter_errors(arguments))
+        try:
+            error = best_match(self._validators[name].iter_errors(arguments))
+        except RecursionError:
+            return "their schema refers to itself without end"
         if error is None:
             return ""
         where = error.json_path.removeprefix("$").lstrip(".")
@@ -76,25 +83,51 @@ def _validator(name: str, schema: Any) -> Validator:
             f"the parameters of tool {name!r} are no JSON Schema "
             f"(parameters{where}: {_short(error.message)}); correct them"
         ) from error
-    for reference in _references(schema):
-        try:
-            resolve(schema, reference)
-        except KeyError:
+    for node in nodes(schema):
+        reason = _unsupported(schema, node)
+        if reason:
             raise RequestError(
-                f"the parameters of tool {name!r} refer to {reference!r}, which is no part of "
-                "them; write #/ and the path within them",
+                f"the parameters of tool {name!r} cannot be held to their schema ({reason}); "
+                "rewrite that part",
                 ErrorCode.SCHEMA_UNSUPPORTED,
-            ) from None
+            )
     # With a registry of its own it does not look for anything over the network.
-    made: Validator = kind(schema, registry=Registry())
+    made: Validator = extend(kind, {"pattern": _pattern})(schema, registry=Registry())
     return made
 
 
-def _references(schema: Any) -> Iterator[str]:
-    for node in nodes(schema):
-        for key in ("$ref", "$dynamicRef", "$recursiveRef"):
-            if key in node:
-                yield str(node[key])
+def _unsupported(root: Any, node: dict[str, Any]) -> str:
+    """Why a part of a schema is not taken; empty: it is."""
+    for key in ("$ref", "$dynamicRef", "$recursiveRef"):
+        try:
+            resolve(root, str(node.get(key, "#")))
+        except KeyError:
+            return f"{key} {node[key]!r} is no part of it; write #/ and the path within it"
+    if "patternProperties" in node:
+        return "patternProperties is not supported"
+    pattern = node.get("pattern")
+    wrong = "" if pattern is None else _matcher(pattern).get_error()
+    return f"pattern {pattern!r}: {reason_of(wrong)}" if wrong else ""
+
+
+def _matcher(pattern: str) -> LLMatcher:
+    """A matcher of JSON strings that hold a pattern.
+
+    It takes one step a byte, where Python's own may take for ever.
+    """
+    body = json.dumps({"type": "string", "pattern": pattern})
+    return LLMatcher(LLTokenizer("byte"), f"start: %json {body}", log_level=0, limits=LIMITS)
+
+
+def _pattern(
+    validator: Validator, pattern: str, value: Any, schema: Any
+) -> Iterator[ValidationError]:
+    if not isinstance(value, str):
+        return
+    matcher = _matcher(pattern)
+    written = list(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+    if matcher.try_consume_tokens(written) < len(written) or not matcher.is_accepting():
+        yield ValidationError(f"{value!r} does not match {pattern!r}")
 
 
 def _short(message: str) -> str:

@@ -368,7 +368,7 @@ class Engine:
             logits = self.model.suppress(logits) if guide is None else guide.restrict(logits)
             chosen = read_back(choose(logits, rules, 0))
         if guide is not None:
-            chosen, _ = guide.settle((), chosen)
+            chosen, _ = guide.settle((), chosen, self.forcing)
         token = torch.tensor(chosen[-1:], device=self.device)
         shown, kept, _ = sequence.push(chosen, eos)
         sequence.first_s = time.monotonic()

@@ -79,8 +79,10 @@ class Guide:
 
     @property
     def finished(self) -> bool:
-        """Whether the text follows its schema and is whole."""
-        return self._in_text and self.grammar is not None and self.grammar.finished
+        """Whether the text follows its schema and is whole, where no more can or may follow."""
+        if not self._in_text or self.grammar is None:
+            return False
+        return self.grammar.finished or (self._left <= 0 and self.grammar.complete)
 
     def restrict(self, logits: torch.Tensor, drafts: Sequence[int] = ()) -> torch.Tensor:
         """Logits of what may come after 0, 1, ... of the drafts.

@@ -77,10 +77,10 @@ class LoadedModel:
     bos: int
     info: ModelInfo
     suppressed: torch.Tensor | None
-    vocabulary: Vocabulary | None
-    """Tokens as masks need them; None: answers are not held to schemas."""
     costs: Costs | None
     """What passes and draft steps cost, if the draft length is to follow it."""
+    vocabulary: Vocabulary | None = None
+    """Tokens as masks need them; None: answers are not held to schemas."""
 
     def suppress(self, logits: torch.Tensor) -> torch.Tensor:
         """Rule out the tokens that the checkpoint never wants to see."""
@@ -321,6 +321,6 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
         0 if bos is None else bos,
         info,
         suppressed,
-        vocabulary,
         costs,
+        vocabulary,
     )
