@@ -150,6 +150,16 @@ def test_the_embedded_pair_is_as_good_as_stated(tmp_path: Path) -> None:
     assert rows["pair.tokens_per_pass_k4"] >= 3.5
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_answers_by_a_schema_are_valid(tmp_path: Path) -> None:
+    rows = figures("structured", tmp_path / "f", "--instructions", "2", "--threads", "1")
+    assert rows["structured.valid"] == 1.0
+    assert rows["structured.same_tokens"] == 1.0
+    assert rows["structured.tokens_per_pass_gain"] > 1.0
+    assert rows["structured.tokens_per_pass_gain_k4"] >= 1.0
+
+
 @pytest.mark.ros
 @pytest.mark.slow
 @pytest.mark.timeout(600)

@@ -203,11 +203,12 @@ def test_random_calls_validate(text: Text, vocabulary: Vocabulary, schema: Any, 
         ({"properties": {"x": {"$ref": "#/$defs/y"}}}, ErrorCode.SCHEMA_UNSUPPORTED, "#/$defs/y"),
         ({"$ref": "https://example.com/s"}, ErrorCode.SCHEMA_UNSUPPORTED, "example.com"),
         (_of({"pattern": "(?=a)b"}), ErrorCode.SCHEMA_UNSUPPORTED, "look-around"),
+        ({"description": "x" * 70_000}, ErrorCode.SCHEMA_UNSUPPORTED, "65536"),
         ({"patternProperties": {"a": {}}}, ErrorCode.SCHEMA_UNSUPPORTED, "patternProperties"),
     ],
 )
 def test_a_schema_that_is_none_is_refused(schema: Any, code: ErrorCode, words: str) -> None:
-    with pytest.raises(RequestError, match="tool 'go'") as refused:
+    with pytest.raises(RequestError, match="the parameters of") as refused:
         ArgumentSchemas({"go": schema})
     assert refused.value.code == code
     assert words in str(refused.value)

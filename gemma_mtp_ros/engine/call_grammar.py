@@ -305,12 +305,12 @@ class _Writer:
             if name not in pairs:
                 if other is False:
                     raise Impossible
-                pairs[name] = f"{self._key(name)} {self._value(other)}"
+                pairs[name] = f"{self._key(name)} {self._rule(self._value(other))}"
         extra = None
         if other is not False:
             value = self._value_or_none(other)
             if value is not None:
-                extra = self._extra(pairs, value)
+                extra = self._extra(pairs, self._rule(value))
         needed = frozenset(required)
         if len(pairs) <= ANY_ORDER:
             inner = _AnyOrder(self, pairs, needed, extra).begun(frozenset(pairs))

@@ -19,7 +19,7 @@ from ..api import ErrorCode, RequestError
 from .call_grammar import resolve
 from .grammar_state import reason_of
 from .grammar_trial import LIMITS
-from .json_schema import nodes
+from .json_schema import MAX_SCHEMA_BYTES, nodes
 
 
 def normal(schema: Any) -> Any:
@@ -51,10 +51,17 @@ class ArgumentSchemas:
     """The schemas of the arguments of a goal's tools.
 
     :param declared: by the name of the function.
-    :raises RequestError: naming the function and what is wrong with its schema.
+    :raises RequestError: naming the function and what is wrong with its schema; also for too much.
     """
 
     def __init__(self, declared: Mapping[str, Any]) -> None:
+        size = sum(len(json.dumps(schema)) for schema in declared.values())
+        if size > MAX_SCHEMA_BYTES:
+            raise RequestError(
+                f"the parameters of all tools have {size} characters, more than "
+                f"{MAX_SCHEMA_BYTES}; declare fewer or simpler ones",
+                ErrorCode.SCHEMA_UNSUPPORTED,
+            )
         self.schemas = {name: normal(schema) for name, schema in declared.items()}
         self._validators = {name: _validator(name, schema) for name, schema in self.schemas.items()}
 

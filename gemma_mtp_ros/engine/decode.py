@@ -34,7 +34,6 @@ from ..api import (
     Started,
     Stats,
 )
-from .call_schema import ArgumentSchemas
 from .chat import NO_TOOLS, Tools, read_tools
 from .checkpoint import available_memory
 from .draft_length import DraftController
@@ -225,7 +224,6 @@ class Engine:
         :raises Interrupted: when the poll ends it.
         """
         tools = read_tools(request.tools, request.tool_choice)
-        schemas = ArgumentSchemas(tools.parameters)
         prompt = self._encode(
             request.messages, request.raw_prompt, tools=tools, thinking=request.enable_thinking
         )
@@ -237,6 +235,7 @@ class Engine:
                 f"model allows {self.target.spec.max_positions})",
                 ErrorCode.PROMPT_TOO_LONG,
             )
+        schemas = self.structured.arguments(tools.parameters)
         limit = (
             request.sampling.max_new_tokens
             or self.model.generation.max_new_tokens

@@ -14,8 +14,9 @@ import torch
 
 from ..api import Cancel, ErrorCode, Request, RequestError
 from .call_grammar import call_grammar
+from .call_schema import ArgumentSchemas
 from .channels import CALL_CLOSE, CALL_OPEN, CHANNEL_OPEN, QUOTE
-from .grammar import Grammar, Grammars
+from .grammar import CACHED, Grammar, Grammars
 from .guide import Guide, Plan
 from .json_schema import SchemaError, may_be_costly
 from .text import Text
@@ -42,10 +43,25 @@ class Structured:
         self._text = text
         self._grammars = None if vocabulary is None else Grammars(vocabulary)
         self._markers = {name: token for token, name in text.markers.items()}
+        self._arguments: dict[str, ArgumentSchemas] = {}
         self._of_calls = None
         if vocabulary is not None and {QUOTE, CALL_OPEN, CALL_CLOSE} <= self._markers.keys():
             quote, close = self._markers[QUOTE], self._markers[CALL_CLOSE]
             self._of_calls = vocabulary.of_calls(quote, close)
+
+    def arguments(self, declared: Mapping[str, Any]) -> ArgumentSchemas:
+        """The schemas of tools, checked; the last ones are kept.
+
+        :raises RequestError: as :class:`ArgumentSchemas`.
+        """
+        name = json.dumps(declared)
+        kept = self._arguments.pop(name, None)
+        if kept is None:
+            kept = ArgumentSchemas(declared)
+        self._arguments[name] = kept
+        if len(self._arguments) > CACHED:
+            del self._arguments[next(iter(self._arguments))]
+        return kept
 
     def guide(
         self,
