@@ -32,6 +32,7 @@ from .api import (
     Stats,
 )
 from .framing import FrameError, encode
+from .scheduling import Before, BusyPolicy, admit, preempted
 
 Event = Queued | Started | Piece | Finish
 Sink = Callable[[Event], None]
@@ -85,16 +86,24 @@ class _Entry:
 class Backlog:
     """A bounded queue in front of one engine that serves one request at a time.
 
-    Higher priority goes first, among equals the earlier one.
+    Higher priority goes first, among equals the earlier one. What a new request does to those
+    before it is the rule of :func:`gemma_mtp_ros.scheduling.admit`; one that takes the place of the
+    running one waits until the engine has ended that.
     """
 
-    def __init__(self, queue_size: int, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        queue_size: int,
+        changed: Callable[[], None],
+        policy: BusyPolicy = BusyPolicy.QUEUE,
+    ) -> None:
         """Begin closed. ``changed`` is called, outside the lock, when the engine's thread has to
         look: it must not block.
         """
         self._lock = threading.Lock()
         self._changed = changed
         self._queue_size = queue_size
+        self._policy = policy
         self._ready = False
         self._refusal: tuple[ErrorCode, str] | None = (
             ErrorCode.NOT_ACTIVE,
@@ -118,7 +127,7 @@ class Backlog:
             refusal = (ErrorCode.INVALID_GOAL, f"the request cannot be sent to the engine: {error}")
         if refusal is None:
             with self._lock:
-                refusal = self._why_not(request)
+                refusal = self._why_not(request) or self._make_way(request)
                 if refusal is None:
                     bisect.insort(self._waiting, entry, key=lambda each: -each.request.priority)
         if refusal is None:
@@ -147,6 +156,11 @@ class Backlog:
         """Bound the queue anew; those that already wait stay."""
         with self._lock:
             self._queue_size = queue_size
+
+    def set_policy(self, policy: BusyPolicy) -> None:
+        """Treat requests by this policy from now on; those that are here stay."""
+        with self._lock:
+            self._policy = policy
 
     @property
     def running_id(self) -> str | None:
@@ -275,13 +289,17 @@ class Backlog:
             late = [each for each in self._waiting if _deadline(each) <= now_s]
             self._waiting = [each for each in self._waiting if _deadline(each) > now_s]
             for entry in late:
-                waited = now_s - entry.arrived_s
+                waited = f"{now_s - entry.arrived_s:.3g} s in the queue"
+                if self._ready:
+                    remedy = "allow more time or send fewer goals at once"
+                else:
+                    waited += ", while the engine was coming up"
+                    remedy = "allow more time or send it again once the engine is ready"
                 self._end(
                     entry,
                     FinishReason.TIMEOUT,
                     ErrorCode.TIMEOUT,
-                    f"the goal's timeout passed after {waited:.3g} s in the queue; "
-                    "allow more time or send fewer goals at once",
+                    f"the goal's timeout passed after {waited}; {remedy}",
                 )
 
     def next_deadline(self) -> float:
@@ -329,13 +347,26 @@ class Backlog:
                 ErrorCode.INVALID_GOAL,
                 f"a request with the id {request.id!r} is not yet ended; give each its own",
             )
-        room = self._queue_size + (1 if self._ready and not self._busy else 0)
-        if len(self._waiting) >= room:
-            return (
-                ErrorCode.QUEUE_FULL,
-                f"{len(self._waiting)} goals wait and queue_size is {self._queue_size}; "
-                "send the goal again later or raise queue_size",
-            )
+        return None
+
+    def _make_way(self, request: Request) -> tuple[ErrorCode, str] | None:
+        """End those whose place the request takes; or return why there is none for it."""
+        entry, new = self._running, request.priority
+        stays = entry if entry is not None and entry.end is None else None
+        before = Before(
+            running=None if stays is None else stays.request.priority,
+            waiting=[each.request.priority for each in self._waiting],
+            ready=self._ready,
+        )
+        admission = admit(self._policy, self._queue_size, new, before)
+        if admission.refusal:
+            return ErrorCode.QUEUE_FULL, admission.refusal
+        displaced = [self._waiting[place] for place in admission.end_waiting]
+        if admission.end_running and stays is not None:
+            displaced.append(stays)
+        for each in displaced:
+            message = preempted(self._policy, each.request.priority, new)
+            self._cancel([each.request.id], FinishReason.PREEMPTED, ErrorCode.PREEMPTED, message)
         return None
 
     def _cancel(self, ids: list[str], reason: FinishReason, code: ErrorCode, message: str) -> int:

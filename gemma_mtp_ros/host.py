@@ -33,9 +33,10 @@ from .backlog import Backlog, Event, Sink, tell
 from .calls import Calls
 from .control import Control, ControlDesk
 from .process import memory_mib
+from .scheduling import BusyPolicy
 from .supervisor import HostState, Supervisor
 
-__all__ = ["EngineHost", "Event", "HostState", "Sink"]
+__all__ = ["BusyPolicy", "EngineHost", "Event", "HostState", "Sink"]
 
 _log = logging.getLogger("gemma_mtp_ros.engine")
 
@@ -53,6 +54,7 @@ class EngineHost:
         config: EngineConfig,
         *,
         queue_size: int = 4,
+        busy_policy: BusyPolicy = BusyPolicy.QUEUE,
         on_log: Callable[[int, str], None] | None = None,
         on_progress: Callable[[Progress], None] | None = None,
         on_state: Callable[[HostState, str], None] | None = None,
@@ -62,6 +64,7 @@ class EngineHost:
         Args:
             config: what the engine process is to load, and its bounds.
             queue_size: how many requests may wait, the running one not counted.
+            busy_policy: what becomes of a request that comes while another one runs.
             on_log: takes level (as in :mod:`logging`) and text of each log line of engine and host;
                 default: the logger ``gemma_mtp_ros.engine``.
             on_progress: takes the signs of life of a load.
@@ -76,7 +79,7 @@ class EngineHost:
         self._info: ModelInfo | None = None
         self._failure: GemmaMtpError | None = None
         self._supervisor: Supervisor | None = None
-        self._backlog = Backlog(queue_size, self._wake)
+        self._backlog = Backlog(queue_size, self._wake, busy_policy)
         self._calls = Calls(self._wake)
         self._max_duty_cycle = config.max_duty_cycle
         self._duty = 1.0
@@ -203,6 +206,7 @@ class EngineHost:
         stale_after_s: float | None = None,
         stale_draft_cap: int | None = None,
         queue_size: int | None = None,
+        busy_policy: BusyPolicy | None = None,
         max_duty_cycle: float | None = None,
     ) -> None:
         """Change parameters while the engine runs; those not given stay."""
@@ -218,6 +222,8 @@ class EngineHost:
         self._desk.update(**{name: value for name, value in given.items() if value is not None})
         if queue_size is not None:
             self._backlog.resize(queue_size)
+        if busy_policy is not None:
+            self._backlog.set_policy(busy_policy)
 
     def count_tokens(
         self, messages: tuple[Message, ...], raw_prompt: str | None, timeout_s: float

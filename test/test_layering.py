@@ -30,6 +30,7 @@ TOP_LEVEL = {
     "calls": "host",
     "host": "host",
     "process": "host",
+    "scheduling": "host",
     "supervisor": "host",
     "vigil": "host",
 }

@@ -103,6 +103,7 @@ def request_from_goal(
                 "response_schema": goal.response_schema,
                 "sampling": _sampling(goal.sampling, parameters),
                 "deadline_s": now_s + timeout_s if timeout_s else None,
+                "submitted_s": now_s,
                 "priority": goal.priority,
             }
         )

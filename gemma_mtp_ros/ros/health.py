@@ -155,12 +155,19 @@ def memory(
     return Status("memory", Health.OK, said, values)
 
 
-def queue(depth: int, queue_size: int, running: bool, counts: Mapping[str, int]) -> Status:
+def queue(
+    depth: int, queue_size: int, busy_policy: str, running: bool, counts: Mapping[str, int]
+) -> Status:
     """The queue of goals; `counts` says how many ended how."""
-    values = {"waiting": str(depth), "queue_size": str(queue_size), "running": str(running).lower()}
+    values = {
+        "waiting": str(depth),
+        "queue_size": str(queue_size),
+        "busy_policy": busy_policy,
+        "running": str(running).lower(),
+    }
     values |= {f"goals_{name}": str(count) for name, count in counts.items()}
     if queue_size and depth >= queue_size:
-        said = f"full: {depth} goals wait, new ones end QUEUE_FULL"
+        said = f"full: {depth} goals wait, new ones of the same priority end QUEUE_FULL"
         return Status("queue", Health.WARN, said, values)
     return Status("queue", Health.OK, f"{depth} of {queue_size} places taken", values)
 

@@ -23,7 +23,7 @@ from rclpy.node import Node
 from rclpy.parameter import Parameter
 
 from gemma_mtp_ros.api import ErrorCode, FinishReason, GemmaMtpError, Message, Progress
-from gemma_mtp_ros.host import EngineHost, HostState
+from gemma_mtp_ros.host import BusyPolicy, EngineHost, HostState
 from gemma_mtp_ros.ros import logs
 from gemma_mtp_ros.ros.attended import AttendedSource
 from gemma_mtp_ros.ros.generate_server import GenerateServer
@@ -146,6 +146,7 @@ class GemmaMtpNode(LifecycleNodeMixin, Node):
         host = EngineHost(
             config,
             queue_size=self._settings["queue_size"],
+            busy_policy=BusyPolicy(self._settings["busy_policy"]),
             on_log=self._on_engine_log,
             on_progress=self._on_progress,
             on_state=self._on_host_state,
@@ -311,6 +312,8 @@ class GemmaMtpNode(LifecycleNodeMixin, Node):
                 "stale_draft_cap": changed.get("watchdog.stale_draft_cap"),
                 "queue_size": changed.get("queue_size"),
             }
+            if "busy_policy" in changed:
+                live["busy_policy"] = BusyPolicy(changed["busy_policy"])
             host.set_live(**{name: value for name, value in live.items() if value is not None})
         if any(name.startswith("watchdog.") for name in changed):
             self._watchdog.stale_after_s = self._settings["watchdog.stale_after_s"]

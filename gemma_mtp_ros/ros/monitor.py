@@ -142,6 +142,7 @@ class Monitor:
             health.queue(
                 host.queue_depth if host is not None else 0,
                 self._settings["queue_size"],
+                self._settings["busy_policy"],
                 host is not None and host.running_id is not None,
                 {ended.value: count for ended, count in self._meter.counts.items()},
             ),

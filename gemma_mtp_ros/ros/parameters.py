@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gemma_mtp_ros.api import MAX_DRAFT
+from gemma_mtp_ros.scheduling import BusyPolicy
 from gemma_mtp_ros.telemetry.policy import BOUNDS, Level, Mode, PolicyConfig
 from gemma_mtp_ros.telemetry.sources import KINDS
 
@@ -104,8 +105,15 @@ TABLE: tuple[Spec, ...] = (
     _spec("bond_heartbeat_period", 0.25, """Seconds between heartbeats on the topic bond, from the
         end of activate to deactivate, where bondpy is installed; 0 or less: no bond.""",
         high=60.0),
-    _spec("queue_size", 4, """Goals that may wait; the running one is not counted. One more ends
-        ABORTED with QUEUE_FULL.""", when=LIVE, low=0, high=1000),
+    _spec("queue_size", 4, """Goals that may wait; the running one is not counted. In a full queue a
+        goal takes the place of the last one, if that has a lower priority (it ends PREEMPTED);
+        else it ends ABORTED with QUEUE_FULL.""", when=LIVE, low=0, high=1000),
+    _spec("busy_policy", "queue", """What becomes of a goal that comes while another one runs.
+        queue: it waits; one of higher priority than the running one ends that (PREEMPTED, with its
+        text) and goes before those that wait. refuse: it ends ABORTED with QUEUE_FULL, whatever its
+        priority; nothing ever waits. preempt: it ends the running one unless that has a higher
+        priority, and all that wait but those of a higher priority. A change holds for new
+        goals.""", when=LIVE, choices=tuple(policy.value for policy in BusyPolicy)),
     _spec("goal_timeout_s", 300.0, """Seconds from acceptance after which a goal without a timeout
         of its own ends with TIMEOUT; 0: never.""", when=LIVE, low=0.0, high=86400.0),
     _spec("system_prompt", "", """Put before every conversation that has no system turn of its own,

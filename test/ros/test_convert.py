@@ -269,5 +269,5 @@ def test_health_of_memory_and_queue() -> None:
     held = health.memory(1000.0, 50.0, 256, MemoryUse(weights=3 * 2**20)).values
     assert held["weights_mib"] == "3.0"
     assert held["drafter_mib"] == "0.0"
-    assert health.queue(4, 4, True, {}).health is Health.WARN
-    assert health.queue(0, 0, True, {}).health is Health.OK
+    assert health.queue(4, 4, "queue", True, {}).health is Health.WARN
+    assert health.queue(0, 0, "refuse", True, {}).health is Health.OK
