@@ -280,8 +280,10 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
             progress("measure", 0.0)
             costs = measure(target, drafter, lambda: progress("measure", 0.5))
     suppressed = None
-    if generation.suppressed:
-        suppressed = torch.tensor(generation.suppressed, device=device)
+    # A list that a family shares may name tokens that this vocabulary lacks.
+    unwanted = [token for token in generation.suppressed if 0 <= token < spec.vocab]
+    if unwanted:
+        suppressed = torch.tensor(unwanted, device=device)
     for model in (target, drafter):
         if model is not None and model.recorded is not None:
             workspace += model.recorded.bytes
