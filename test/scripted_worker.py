@@ -12,23 +12,27 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from gemma_mtp_ros.api import (
     Cancel,
+    EngineConfig,
     ErrorCode,
     Failed,
     Finish,
+    FinishReason,
     Generate,
     Log,
     ModelInfo,
     Piece,
     Ready,
+    Request,
     Started,
     ToEngine,
 )
 from gemma_mtp_ros.control import Stage
 from gemma_mtp_ros.engine.link import Link, run
-from gemma_mtp_ros.engine.worker import connect
+from gemma_mtp_ros.engine.worker import Worker, connect
 from gemma_mtp_ros.framing import encode
 
 INFO = ModelInfo(
@@ -57,15 +61,17 @@ def begin(link: Link) -> str:
 
 def say(link: Link, request_id: str) -> None:
     link.send(Started(request_id=request_id, prompt_tokens=3))
-    link.send(
-        Piece(
-            request_id=request_id,
-            text="Hello",
-            token_ids=(5,),
-            completion_tokens=1,
-            tokens_per_second=0.0,
-            draft_length=0,
-        )
+    link.send(hello(request_id))
+
+
+def hello(request_id: str) -> Piece:
+    return Piece(
+        request_id=request_id,
+        text="Hello",
+        token_ids=(5,),
+        completion_tokens=1,
+        tokens_per_second=0.0,
+        draft_length=0,
     )
 
 
@@ -199,6 +205,32 @@ def loads_once(link: Link) -> None:
         refuses(link)
     marker.touch()
     holds(link)
+
+
+class FailingEngine:
+    """Serves by the real worker; the first request meets an exception in mid-answer."""
+
+    info = INFO
+    memory = INFO.memory
+
+    def __init__(self) -> None:
+        self.failed = False
+
+    def generate(self, request: Request, poll: object) -> Iterator[Started | Piece | Finish]:
+        """Say a word, then fail once."""
+        yield Started(request_id=request.id, prompt_tokens=3, seed=11)
+        yield hello(request.id)
+        if not self.failed:
+            self.failed = True
+            raise ArithmeticError("the sum is wrong")
+        yield Finish(request_id=request.id, finish_reason=FinishReason.STOP, text="Hello")
+
+
+def fails_once(link: Link) -> None:
+    """Meet an exception in the first request, and serve on."""
+    link.send(Ready(info=INFO))
+    engine: Any = FailingEngine()
+    Worker(link, EngineConfig(model="scripted"), engine).serve()
 
 
 def chatters(link: Link) -> None:
