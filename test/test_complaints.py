@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What users of other language-model nodes complain about, and the tests that it is not so here.
 
-``COMPLAINTS`` names them all; those that need ROS are in ros/test_complaints.py and beside what
+``COMPLAINTS`` names them all; those that need ROS are in ros/test_complaints_ros.py and beside what
 they are about.
 """
 
@@ -34,22 +34,22 @@ FOLDER = Path(__file__).parent
 
 COMPLAINTS = {
     "cancel is accepted, generation goes on and the goal ends SUCCEEDED": [
-        "ros/test_complaints.py::test_a_cancel_stops_the_engine_and_ends_canceled",
+        "ros/test_complaints_ros.py::test_a_cancel_stops_the_engine_and_ends_canceled",
         "ros/test_goals.py::test_cancel_while_it_runs",
         "ros/test_goals.py::test_cancel_while_it_waits",
     ],
     "a second goal freezes the node": [
-        "ros/test_complaints.py::test_goals_that_wait_never_freeze_the_node",
+        "ros/test_complaints_ros.py::test_goals_that_wait_never_freeze_the_node",
     ],
     "after an error of the engine the node stays ACTIVE and later goals hang": [
         "test_complaints.py::test_an_exception_in_the_engine_ends_one_goal",
-        "ros/test_complaints.py::test_a_goal_behind_a_hung_engine_ends",
+        "ros/test_complaints_ros.py::test_a_goal_behind_a_hung_engine_ends",
         "ros/test_goals.py::test_a_lost_engine_is_told_and_replaced",
         "ros/test_lifecycle.py::"
         "test_the_node_starts_itself_and_the_engine_is_given_up_and_restored",
     ],
     "the token limit never reaches the sampler": [
-        "ros/test_complaints.py::test_the_token_limit_reaches_the_engine",
+        "ros/test_complaints_ros.py::test_the_token_limit_reaches_the_engine",
         "test_decode.py::test_token_limit_inside_a_draft",
         "test_limits.py::test_the_least_of_the_limits_counts",
     ],
@@ -60,56 +60,56 @@ COMPLAINTS = {
     ],
     "the prefix cache is off under speculation": [
         "test_complaints.py::test_a_prompt_is_cached_while_drafting",
-        "ros/test_complaints.py::test_a_preempted_prompt_is_cached_while_drafting",
+        "ros/test_complaints_ros.py::test_a_preempted_prompt_is_cached_while_drafting",
         "test_prefix.py::test_drafts_stand_as_often_after_a_cached_prefix",
     ],
     "an empty or an over-long prompt gives an empty abort": [
-        "ros/test_complaints.py::test_empty_and_over_long_prompts_get_a_code_and_a_sentence",
+        "ros/test_complaints_ros.py::test_empty_and_over_long_prompts_get_a_code_and_a_sentence",
         "ros/test_goals.py::test_a_hostile_goal_ends_with_a_sentence",
     ],
     "a goal accepted during shutdown never ends": [
-        "ros/test_complaints.py::test_goals_that_come_while_the_node_leaves_end",
+        "ros/test_lifecycle.py::test_goals_that_come_while_the_node_leaves_end",
         "ros/test_lifecycle.py::test_leaving_with_goals_on_board",
         "ros/test_goals.py::test_a_goal_sent_while_it_deactivates_ends_or_is_rejected",
     ],
     "no diagnostics": [
-        "ros/test_complaints.py::test_there_are_diagnostics_and_acceptance_figures",
+        "ros/test_complaints_ros.py::test_there_are_diagnostics_and_acceptance_figures",
     ],
     "no error codes": [
         "test_package.py::test_constants_of_the_action_are_those_of_the_api",
         "ros/test_goals.py::test_a_hostile_goal_ends_with_a_sentence",
     ],
     "no deadline": [
-        "ros/test_scheduling.py::test_the_timeout_counts_from_acceptance",
+        "ros/test_busy_policy.py::test_the_timeout_counts_from_acceptance",
     ],
     "no token limit per goal": [
-        "ros/test_complaints.py::test_the_token_limit_reaches_the_engine",
+        "ros/test_complaints_ros.py::test_the_token_limit_reaches_the_engine",
     ],
     "no acceptance figures": [
-        "ros/test_complaints.py::test_there_are_diagnostics_and_acceptance_figures",
+        "ros/test_complaints_ros.py::test_there_are_diagnostics_and_acceptance_figures",
     ],
     "the model parameter is ignored": [
-        "ros/test_complaints.py::test_the_model_parameter_is_obeyed_and_nothing_is_substituted",
+        "ros/test_lifecycle.py::test_the_model_parameter_is_obeyed_and_nothing_is_substituted",
         "test_complaints.py::test_a_wrong_path_is_refused",
     ],
     "errors are published as if they were answers": [
-        "ros/test_complaints.py::test_no_error_is_published_as_an_answer",
+        "ros/test_complaints_ros.py::test_no_error_is_published_as_an_answer",
         "ros/test_goals.py::test_a_hostile_goal_ends_with_a_sentence",
     ],
     "another model is silently substituted": [
-        "ros/test_complaints.py::test_the_model_parameter_is_obeyed_and_nothing_is_substituted",
+        "ros/test_lifecycle.py::test_the_model_parameter_is_obeyed_and_nothing_is_substituted",
         "test_complaints.py::test_a_wrong_path_is_refused",
     ],
     "17 s without a sign of life": [
-        "ros/test_complaints.py::test_there_is_a_sign_of_life_before_the_first_token",
-        "ros/test_complaints.py::test_a_goal_behind_a_hung_engine_ends",
+        "ros/test_complaints_ros.py::test_there_is_a_sign_of_life_before_the_first_token",
+        "ros/test_complaints_ros.py::test_a_goal_behind_a_hung_engine_ends",
     ],
     "JSON inside String topics": [
-        "ros/test_complaints.py::test_no_topic_carries_a_string",
+        "ros/test_complaints_ros.py::test_no_topic_carries_a_string",
         "test_complaints.py::test_no_interface_wraps_what_has_a_type",
     ],
     "one request at a time, without saying so": [
-        "ros/test_complaints.py::test_goals_that_wait_never_freeze_the_node",
+        "ros/test_complaints_ros.py::test_goals_that_wait_never_freeze_the_node",
         "ros/test_goals.py::test_a_full_queue_says_so_and_the_rest_is_served_in_order",
     ],
     "sensors that are missing are reported healthy": [

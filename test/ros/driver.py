@@ -378,6 +378,22 @@ class Driver:
 
         return results
 
+    def pour(self, goals: list[Any]) -> list[Any]:
+        """Send goals, wait for nothing. The list gains the future result of each accepted one."""
+        results: list[Any] = []
+
+        def answered(response: Any) -> None:
+            handle = response.result()
+            if handle is not None and handle.accepted:
+                results.append(handle.get_result_async())
+
+        def send() -> None:
+            for goal in goals:
+                self._generate.send_goal_async(goal).add_done_callback(answered)
+
+        self.on_executor(send)
+        return results
+
     def status(self, name: str) -> Any:
         """Latest diagnostic status whose name ends so; None: there was none."""
         for array in reversed(self.diagnostics):

@@ -25,7 +25,9 @@ from driver import (
 from lifecycle_msgs.msg import Transition
 from test_goals import LONG, SHORT
 
+from gemma_mtp_ros.action import Generate
 from gemma_mtp_ros.api import ErrorCode
+from gemma_mtp_ros.demo import TARGET_DIR
 from gemma_mtp_ros.srv import CountTokens, GetModelInfo
 
 LOAD_S = 180.0
@@ -185,6 +187,63 @@ def test_the_node_starts_itself_and_the_engine_is_given_up_and_restored(
         assert driver.change("configure", LOAD_S)
         assert driver.change("activate")
         assert driver.send(**SHORT).result()[0] == SUCCEEDED
+
+
+@pytest.mark.parametrize("way", ["deactivate", signal.SIGINT])
+def test_goals_that_come_while_the_node_leaves_end(
+    driver: Driver, parameters: dict[str, Any], tmp_path: Path, way: str | int
+) -> None:
+    """Those that were accepted get their terminal state; the rest is rejected or not answered."""
+    goal = Generate.Goal(prompt=LONG["prompt"])
+    goal.sampling.max_new_tokens = 3000
+    with running_node(tmp_path, driver, parameters) as node:
+        assert driver.change("configure", LOAD_S)
+        assert driver.change("activate")
+        running = driver.send(**LONG)
+        running.wait_text()
+        before = driver.pour([goal] * 20)
+        if isinstance(way, int):
+            node.signal(way)
+        else:
+            left = driver.change_async(way)
+        after = driver.pour([goal] * 20)
+        if isinstance(way, int):
+            assert node.wait_exit(LEAVE_S) == 0
+        else:
+            assert driver.wait_for(left).success
+        results = [running._result, *before, *after]
+        driver.wait_until(lambda: all(each.done() for each in [*before, *after]), LEAVE_S)
+        codes = {each.result().result.error_code for each in results}
+        assert ErrorCode.NOT_ACTIVE in codes
+        assert codes <= {ErrorCode.NOT_ACTIVE, ErrorCode.QUEUE_FULL}
+        assert len(before) > 0
+
+
+def test_the_model_parameter_is_obeyed_and_nothing_is_substituted(
+    driver: Driver, parameters: dict[str, Any], tmp_path: Path
+) -> None:
+    nowhere = str(tmp_path / "gemma-4-of-another-name")
+    with running_node(tmp_path, driver, {**parameters, "model": nowhere}) as node:
+        assert not driver.change("configure", LOAD_S)
+        assert driver.state() == "unconfigured"
+        assert node.children() == []
+        assert not driver.call("get_model_info", GetModelInfo.Request()).success
+        assert not driver.send(**SHORT).accepted
+        driver.wait_until(lambda: any(nowhere in log.msg for log in driver.logs))
+        # A drafter of another target is no reason to take another model either.
+        assert driver.set(model="demo") == ""
+        assert not driver.change("configure", LOAD_S)
+        for model, drafter in ((parameters["model"], parameters["drafter"]), ("demo", "none")):
+            assert driver.set(model=model, drafter=drafter) == ""
+            assert driver.change("configure", LOAD_S)
+            assert driver.change("activate")
+            info = driver.call("get_model_info", GetModelInfo.Request())
+            _, result = driver.send(**SHORT).result()
+            expected = str(TARGET_DIR) if model == "demo" else model
+            assert info.model == result.model == expected
+            assert info.drafter == ("" if drafter == "none" else drafter)
+            assert driver.change("deactivate")
+            assert driver.change("cleanup")
 
 
 @pytest.mark.slow
