@@ -311,9 +311,10 @@ class Answer:
             self._stream_ended = True
 
     def _fail(self, error: ClientError) -> None:
-        """There will be no result."""
-        if not self._decided():
-            with self._change():
+        """Nothing will come any more; a result that is there stays."""
+        with self._change():
+            self._stream_ended = True
+            if self._result is None:
                 self._error = error
 
     def _end_unsent(self) -> None:

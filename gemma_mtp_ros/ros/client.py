@@ -35,7 +35,7 @@ from unique_identifier_msgs.msg import UUID
 from gemma_mtp_ros.action import Generate
 from gemma_mtp_ros.msg import EngineStats, TokenChunk
 from gemma_mtp_ros.ros import qos
-from gemma_mtp_ros.ros.answer import Answer, Piece, Stage
+from gemma_mtp_ros.ros.answer import LOOK_S, Answer, Piece, Stage
 from gemma_mtp_ros.ros.client_errors import (
     AnswerTimeoutError,
     ClientError,
@@ -90,7 +90,7 @@ class _Open:
     answer: Answer
     asked_s: float
     writers: frozenset[bytes] = frozenset()
-    """Of ~/tokens when it was sent."""
+    """Of ~/tokens when it was sent; empty: it was not."""
     handle: Any = None
     cancel_wanted: bool = False
     watches: int = 0
@@ -100,7 +100,8 @@ class _Open:
 class GenerateClient:
     """Sends goals to the node and hands out their answers.
 
-    With `node` it lives in a node that the caller spins, with any executor. Without, it has a node
+    With `node` it lives in a node that the caller spins, with an executor of one thread or of
+    several (rclpy's experimental EventsExecutor serves no guard conditions). Without, it has a node
     and a thread of its own; that is for scripts. Leaving its ``with`` block closes it.
 
     `name` is that of the node to ask: absolute, or relative to the namespace of `node`. A goal
@@ -212,35 +213,41 @@ class GenerateClient:
     def send(self, goal: Generate.Goal) -> Answer:
         """Send a goal message as it is; returns at once."""
         answer = Answer(self, goal)
-        self._post(lambda: self._begin(answer))
+        entry = _Open(answer, time.monotonic())
+        if not self._open:
+            self._spun_s = time.monotonic()  # no callback was needed until now
+        self._open[answer.goal_id.bytes] = entry
+        self._post(lambda: self._begin(entry))
         if self._closed.is_set():
-            answer._fail(ClientError("the client is closed; make a new one"))
+            self._fail(entry, ClientError("the client is closed; make a new one"))
         return answer
 
     def close(self) -> None:
-        """Cancel what runs, wait until it has ended (at most :data:`ANSWER_S`), leave ROS."""
+        """Cancel what runs, wait until it has ended (at most :data:`ANSWER_S`), leave ROS.
+
+        In a callback of the node that was given, it does not wait.
+        """
         if self._closed.is_set():
             return
         left = [entry.answer for entry in list(self._open.values())]
         for answer in left:
             answer.cancel()
-        if not self._on_executor():
-            for answer in left:
-                with contextlib.suppress(ClientError):
-                    answer._wait(answer._decided)
+        may_wait = not self._on_executor()
+        for answer in left if may_wait else ():
+            with contextlib.suppress(ClientError):
+                answer._wait(answer._decided)
         self._closed.set()
         for entry in list(self._open.values()):
-            entry.answer._fail(ClientError("the client was closed before the goal ended"))
+            self._fail(entry, ClientError("the client was closed before the goal ended"))
         if self._own is not None:
             atexit.unregister(self.close)
             self._own.stop(self._destroy)
             return
         destroyed = threading.Event()
-        self._requests.append(self._destroy)
-        self._requests.append(destroyed.set)
-        self._wake()
-        if not self._on_executor() and self._node.context.ok():
-            destroyed.wait(ANSWER_S)
+        self._post(lambda: self._leave(destroyed))
+        with contextlib.suppress(NotSpunError):
+            while may_wait and not destroyed.wait(LOOK_S):
+                self._check_spun()
 
     def __enter__(self) -> GenerateClient:
         return self
@@ -290,8 +297,6 @@ class GenerateClient:
 
     def _post(self, request: Callable[[], None]) -> None:
         """Have a request served in the callback group."""
-        if not self._requests and not self._open:
-            self._spun_s = time.monotonic()  # nothing had to run until now
         self._requests.append(request)
         self._wake()
 
@@ -303,23 +308,22 @@ class GenerateClient:
 
     def _serve(self) -> None:
         self._note_life()
-        while self._requests:
+        for _ in range(len(self._requests)):  # what is put in meanwhile has its own turn
             self._requests.popleft()()
 
     def _note_life(self) -> None:
         self._executor_thread = threading.get_ident()
         self._spun_s = time.monotonic()
 
-    def _begin(self, answer: Answer) -> None:
-        if not self._open:
-            self._silent = 0
-        entry = _Open(answer, time.monotonic())
-        self._open[answer.goal_id.bytes] = entry
-        self._unsent.append(entry)
-        self._find()
-        if self._unsent:
-            self._find_timer.reset()
-        self._watch_timer.reset()
+    def _begin(self, entry: _Open) -> None:
+        if not self._closed.is_set():
+            self._unsent.append(entry)
+            self._find()
+            if self._unsent:
+                self._find_timer.reset()
+            if self._watch_timer.is_canceled():
+                self._silent = 0
+                self._watch_timer.reset()
 
     def _find(self) -> None:
         """Send what waits if the node is there; fail what waited too long."""
@@ -412,7 +416,7 @@ class GenerateClient:
         writers = self._writers()
         silent = self._silent * WATCH_S > self._silence_s
         for entry in list(self._open.values()):
-            if entry in self._unsent:
+            if not entry.writers:
                 continue
             entry.watches += 1
             if entry.answer._result is not None:
@@ -434,7 +438,7 @@ class GenerateClient:
         entry = self._open.get(answer.goal_id.bytes)
         if entry is None or answer._decided():
             return
-        if entry in self._unsent:
+        if not entry.writers:
             self._unsent.remove(entry)
             del self._open[answer.goal_id.bytes]
             answer._end_unsent()
@@ -458,8 +462,22 @@ class GenerateClient:
         self._open.pop(entry.answer.goal_id.bytes, None)
         entry.answer._fail(error)
 
+    def _leave(self, destroyed: threading.Event) -> None:
+        """Destroy everything while the node is spun.
+
+        The action client in two steps: an executor of several threads may be about to wait for it.
+        """
+
+        def finish() -> None:
+            self._destroy()
+            destroyed.set()
+
+        self._node.remove_waitable(self._action)
+        self._post(finish)
+
     def _destroy(self) -> None:
-        self._action.destroy()
+        with contextlib.suppress(ValueError):  # it was removed from the node before
+            self._action.destroy()
         for timer in (self._find_timer, self._watch_timer):
             self._node.destroy_timer(timer)
         for subscription in (self._tokens, self._stats):
