@@ -15,7 +15,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from .api import Stats
+from .api import Channel, Stats, ToolCall
 
 ROUND_STYLES = ("bold green", "bold cyan")
 
@@ -35,20 +35,29 @@ class AnswerPrinter:
     """Writes the text of an answer round by round, flushing each.
 
     On a terminal the rounds take two colours in turn, so that one sees which tokens one target
-    pass brought. Elsewhere the text comes out as it is.
+    pass brought. Elsewhere the text comes out as it is. What the model thinks is written dimmed to
+    `aside`, on lines of its own; without one it is left out.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, aside: Console | None = None) -> None:
         self._console = console
+        self._aside = aside
         self._round = 0
         self._last = "\n"
+        self._thinking = False
 
-    def round(self, text: str) -> None:
+    def round(self, text: str, channel: Channel = Channel.TEXT) -> None:
         """Write what a round decided; it may be no text yet."""
         style = Style.parse(ROUND_STYLES[self._round % len(ROUND_STYLES)])
         self._round += 1
-        if not text:
+        if channel is Channel.REASONING and self._aside is not None and text:
+            self._switch(thinking=True)
+            self._last = text[-1]
+            self._aside.print(Text(visible(text), "dim italic"), end="", soft_wrap=True)
             return
+        if not text or channel is not Channel.TEXT:
+            return
+        self._switch(thinking=False)
         self._last = text[-1]
         if self._console.is_terminal:
             self._console.print(Text(visible(text), style), end="", soft_wrap=True)
@@ -58,9 +67,21 @@ class AnswerPrinter:
 
     def end(self) -> None:
         """Finish the line."""
+        console = self._aside if self._thinking and self._aside is not None else self._console
         if self._last != "\n":
-            self._console.file.write("\n")
-            self._console.file.flush()
+            console.file.write("\n")
+            console.file.flush()
+        self._last = "\n"
+
+    def _switch(self, thinking: bool) -> None:
+        if self._thinking != thinking:
+            self.end()
+            self._thinking = thinking
+
+
+def call_line(call: ToolCall) -> Text:
+    """A tool call in one line."""
+    return Text.assemble((f"→ {visible(call.name)} ", "bold yellow"), visible(call.arguments))
 
 
 def statistics(stats: Stats) -> Table:

@@ -1,65 +1,54 @@
 # Copyright 2026 The gemma_mtp_ros Authors
 # SPDX-License-Identifier: Apache-2.0
-"""``gemma-mtp ask``: the engine of the node, in this process."""
+"""``gemma-mtp ask``: one question, or a conversation with ``--chat``."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import math
-import re
-import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from ..api import (
-    Cancel,
     Channel,
-    EngineConfig,
+    ErrorCode,
     Finish,
     FinishReason,
     GemmaMtpError,
     Message,
-    ModelInfo,
-    Piece,
-    Request,
     RequestError,
     SamplingParams,
 )
-from ..models import resolve_pair
-from ..terminal import AnswerPrinter, statistics
-
-if TYPE_CHECKING:
-    from ..engine.decode import Engine, RoundControl
+from ..terminal import AnswerPrinter, call_line, statistics
+from .askers import Asker, InProcess, Interrupt, Question, ThroughNode, as_options
 
 INTERRUPTED = 130
-_OPTIONS = re.compile(r"engine\.(max_context|device)")
+BROKEN_OFF = 1
+NODE = "/gemma_mtp"
 
+MISTAKES = (ErrorCode.INVALID_GOAL, ErrorCode.PROMPT_TOO_LONG, ErrorCode.SCHEMA_UNSUPPORTED)
+"""Codes of what the asker can put right."""
 
-class Interrupt:
-    """Ctrl-C as a wish: the first is remembered, the second raises KeyboardInterrupt."""
+OF_THE_ENGINE = {
+    "drafter": "",
+    "threads": 0,
+    "device": "auto",
+    "weights": "float32",
+    "reproducible": True,
+    "draft_length": 4,
+    "max_context": 4096,
+}
+"""Options of an engine in this process, and their defaults; a node has parameters instead."""
 
-    def __init__(self) -> None:
-        self.asked = False
-
-    def __enter__(self) -> Interrupt:
-        self._before = signal.signal(signal.SIGINT, self._on_signal)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
-
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
+HELP = "/reset forgets the conversation, /quit leaves (so does Ctrl-D), /help says this"
 
 
 def run(options: argparse.Namespace) -> int:
@@ -69,77 +58,110 @@ def run(options: argparse.Namespace) -> int:
         GemmaMtpError: what is asked for cannot be done; says what to change.
         pydantic.ValidationError: an option is out of its bounds.
     """
-    errors = Console(stderr=True)
-    request = make_request(options)
-    config = make_config(options)
+    check(options)
+    errors = Console(stderr=True, highlight=False)
+    question = make_question(options)
+    if options.model:
+        return _run(options, question, InProcess(options, errors), errors)
+    asker = ThroughNode(options.node or NODE, errors)
+    wait = False
     try:
-        engine = _load(config, errors)
-        with Interrupt() as interrupt:
-            finish = _answer(engine, request, options, interrupt)
-    except GemmaMtpError as error:
-        raise type(error)(as_options(str(error)), error.code) from error
-    if finish.finish_reason is FinishReason.ERROR:
-        raise GemmaMtpError(as_options(finish.error_msg), finish.error_code)
-    if options.json:
-        print(json.dumps(as_json(finish, engine.info), ensure_ascii=False), flush=True)
-    else:
-        errors.print(statistics(finish.stats))
-    return INTERRUPTED if finish.finish_reason is FinishReason.CANCELED else 0
+        status = _run(options, question, asker, errors)
+        wait = True
+        return status
+    finally:
+        asker.close(wait)
 
 
-def make_request(options: argparse.Namespace) -> Request:
-    """The request that the options ask for.
+def check(options: argparse.Namespace) -> None:
+    """Refuse options that contradict each other.
 
     Raises:
-        RequestError: options contradict each other.
+        RequestError: names them.
+    """
+    if options.model and options.node:
+        raise RequestError("--model asks in this process and --node another one; drop one")
+    if not options.model:
+        for name, default in OF_THE_ENGINE.items():
+            if getattr(options, name) != default:
+                option = "no-reproducible" if name == "reproducible" else name.replace("_", "-")
+                raise RequestError(
+                    f"--{option} belongs to a model in this process; give --model too, or set the "
+                    "node's parameter"
+                )
+    if options.prompt is None and not options.chat:
+        raise RequestError("PROMPT is missing; give it, or - to read it, or --chat")
+    if options.chat:
+        for given, name in (
+            (options.json, "--json"),
+            (options.raw, "--raw"),
+            (options.prompt == "-", "PROMPT of -"),
+        ):
+            if given:
+                raise RequestError(f"{name} is of no use with --chat; drop one")
+    if options.raw and options.system:
+        raise RequestError("--system is part of the chat template that --raw leaves out; drop one")
+
+
+def make_question(options: argparse.Namespace) -> Question:
+    """The question that the options ask; with --chat the messages before the first turn.
+
+    Raises:
+        RequestError: a text or file cannot be read.
         pydantic.ValidationError: a value is out of its bounds.
     """
-    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt or ""
     for name, text in (("PROMPT", prompt), ("--system", options.system)):
         if any("\ud800" <= c <= "\udfff" for c in text):
             raise RequestError(f"{name} is not valid UTF-8; give text in UTF-8")
-    if options.raw and options.system:
-        raise RequestError("--system is part of the chat template that --raw leaves out; drop one")
-    turns = []
-    if options.system:
-        turns.append(Message(role="system", content=options.system))
-    turns.append(Message(role="user", content=prompt))
-    return Request(
-        id="ask",
+    turns = [Message(role="system", content=options.system)] if options.system else []
+    if not options.chat:
+        turns.append(Message(role="user", content=prompt))
+    return Question(
         messages=() if options.raw else tuple(turns),
         raw_prompt=prompt if options.raw else None,
-        sampling=SamplingParams(
-            max_new_tokens=options.max_new_tokens,
-            temperature=options.temperature,
-            seed=options.seed,
+        enable_thinking=options.think,
+        response_schema=read_json("--schema", options.schema, "{"),
+        tools=read_json("--tools", options.tools, "["),
+        tool_choice=options.tool_choice,
+        sampling=SamplingParams.model_validate(
+            {
+                name: value
+                for name in ("max_new_tokens", "temperature", "seed")
+                if (value := getattr(options, name)) is not None
+            }
         ),
     )
 
 
-def make_config(options: argparse.Namespace) -> EngineConfig:
-    """What the engine is made with.
+def read_json(option: str, given: str, begin: str) -> str:
+    """JSON text of an option's value: itself if it begins so, else the content of that file.
 
     Raises:
-        pydantic.ValidationError: a value is out of its bounds.
+        RequestError: the file cannot be read, or holds no JSON.
     """
-    model, drafter = resolve_pair(options.model, options.drafter)
-    return EngineConfig(
-        model=model,
-        drafter=drafter,
-        device=options.device,
-        weights=options.weights,
-        reproducible=options.reproducible,
-        threads=options.threads,
-        max_context=options.max_context,
-    )
+    if not given:
+        return ""
+    text, where = given, option
+    if not given.lstrip().startswith(begin):
+        where = f"{option} {given}"
+        try:
+            text = Path(given).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise RequestError(
+                f"{where} cannot be read: {reason}; give a file, or JSON that begins with {begin}"
+            ) from error
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        raise RequestError(
+            f"{where} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+        ) from error
+    return text
 
 
-def as_options(sentence: str) -> str:
-    """Name options where the engine names the node's parameters."""
-    return _OPTIONS.sub(lambda found: "--" + found[1].replace("_", "-"), sentence)
-
-
-def as_json(finish: Finish, info: ModelInfo) -> dict[str, Any]:
+def as_json(finish: Finish, model: dict[str, Any]) -> dict[str, Any]:
     """What --json prints; None is unknown."""
     stats = finish.stats
     rates = {
@@ -148,55 +170,144 @@ def as_json(finish: Finish, info: ModelInfo) -> dict[str, Any]:
     }
     return {
         "text": finish.text,
+        "reasoning": finish.reasoning,
+        "tool_calls": [call.model_dump(mode="json") for call in finish.tool_calls],
         "finish_reason": finish.finish_reason.name.lower(),
+        "error_code": int(finish.error_code),
+        "error_msg": finish.error_msg,
         "seed": finish.seed,
-        "model": info.model_dump(mode="json"),
+        "model": model,
         "stats": stats.model_dump(mode="json")
         | {name: None if math.isnan(rate) else rate for name, rate in rates.items()},
     }
 
 
-def _load(config: EngineConfig, console: Console) -> Engine:
-    with _progress(console) as progress:
-        progress("importing torch", 0.0)
-        from ..engine import bounds
-
-        bounds.let_idle_threads_sleep()
-        bounds.apply_to_torch(config)
-        from ..engine.decode import Engine
-
-        return Engine.load(config, progress)
-
-
-@contextlib.contextmanager
-def _progress(console: Console) -> Iterator[Callable[[str, float], None]]:
-    """Show the stages of a load on a terminal, and nothing elsewhere."""
-    if not console.is_terminal:
-        yield lambda stage, fraction: None
-        return
-    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=30)
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=1.0)
-        yield lambda stage, fraction: bar.update(task, description=stage, completed=fraction)
+def _run(options: argparse.Namespace, question: Question, asker: Asker, errors: Console) -> int:
+    if options.chat:
+        return Chat(asker, question, errors).run(options.prompt)
+    finish = _answer(asker, question, errors, quiet=options.json)
+    if finish.error_code in MISTAKES:
+        raise GemmaMtpError(as_options(finish.error_msg), finish.error_code)
+    if options.json:
+        print(json.dumps(as_json(finish, asker.model()), ensure_ascii=False), flush=True)
+    else:
+        errors.print(statistics(finish.stats))
+    if finish.finish_reason is FinishReason.CANCELED:
+        return INTERRUPTED
+    if finish.error_code is not ErrorCode.NONE:
+        print(f"gemma-mtp: {finish.error_msg}", file=sys.stderr)
+        return BROKEN_OFF
+    return 0
 
 
-def _answer(
-    engine: Engine, request: Request, options: argparse.Namespace, interrupt: Interrupt
-) -> Finish:
-    """Generate; write the text as it comes unless it is to come as JSON."""
-    from ..engine.decode import RoundControl
+def _answer(asker: Asker, question: Question, errors: Console, quiet: bool = False) -> Finish:
+    """Ask; write the answer as it comes unless it is to be quiet."""
+    printer = AnswerPrinter(Console(highlight=False), errors)
 
-    def poll() -> RoundControl:
-        end = Cancel(request_id=request.id) if interrupt.asked else None
-        return RoundControl(draft_cap=options.draft_length, end=end)
+    def show(text: str, channel: Channel) -> None:
+        if not quiet:
+            printer.round(text, channel)
 
-    printer = None if options.json else AnswerPrinter(Console())
-    request = request.model_copy(update={"submitted_s": time.monotonic()})
-    for event in engine.generate(request, poll):
-        if isinstance(event, Piece) and printer is not None:
-            printer.round(event.text if event.channel is Channel.TEXT else "")
-        elif isinstance(event, Finish):
-            if printer is not None:
-                printer.end()
-            return event
-    raise AssertionError("the engine ended without saying how")
+    with Interrupt() as interrupt:
+        try:
+            finish = asker.ask(question, interrupt, show)
+        finally:
+            printer.end()
+    for call in finish.tool_calls if not quiet else ():
+        errors.print(call_line(call), soft_wrap=True)
+    return finish
+
+
+class Chat:
+    """A conversation on the terminal, or with the lines of the standard input."""
+
+    def __init__(self, asker: Asker, question: Question, errors: Console) -> None:
+        self._asker = asker
+        self._question = question
+        self._errors = errors
+        self._turns: list[Message] = []
+        self._session_id = ""
+        self._reset()
+
+    def run(self, first: str | None) -> int:
+        """Talk until the end of the input; return the exit status."""
+        if sys.stdin.isatty():
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401  (gives input() a history and keys to edit)
+            self._say(HELP)
+        line = first if first is not None else self._read("> ")
+        while line is not None:
+            command = COMMANDS.get(line.strip())
+            if command is not None:
+                if not command(self):
+                    break
+            elif line.startswith("/"):
+                self._say(f"{line.split()[0]} is no command; {HELP}")
+            elif line.strip():
+                self._take_turn(line)
+            line = self._read("> ")
+        return 0
+
+    def _take_turn(self, line: str) -> None:
+        """One turn of the user, with what tools return; forgotten if it is not answered."""
+        turns = [*self._turns, Message(role="user", content=line)]
+        while True:
+            question = dataclasses.replace(
+                self._question, messages=tuple(turns), session_id=self._session_id
+            )
+            try:
+                finish = _answer(self._asker, question, self._errors)
+            except GemmaMtpError as error:
+                self._say(f"{error}; this turn is forgotten")
+                return
+            if finish.finish_reason is FinishReason.CANCELED:
+                self._say("canceled; this turn is forgotten")
+                return
+            if finish.error_code is not ErrorCode.NONE:
+                self._say(f"{finish.error_msg}; this turn is forgotten")
+                return
+            turns.append(
+                Message(
+                    role="assistant",
+                    content=finish.text,
+                    tool_calls=finish.tool_calls,
+                )
+            )
+            if not finish.tool_calls:
+                self._turns = turns
+                return
+            for call in finish.tool_calls:
+                returned = self._read(f"{call.name} returned: ")
+                if returned is None:
+                    return
+                turns.append(Message(role="tool", content=returned, tool_call_id=call.id))
+
+    def _read(self, prompt: str) -> str | None:
+        """The next line; None: there is none."""
+        try:
+            return input(prompt if sys.stdin.isatty() else "")
+        except EOFError:
+            return None
+
+    def _say(self, text: str) -> None:
+        self._errors.print(text, style="dim", markup=False, soft_wrap=True)
+
+    def _reset(self) -> bool:
+        self._turns = list(self._question.messages)
+        self._session_id = f"ask-{uuid.uuid4()}"
+        return True
+
+    def _quit(self) -> bool:
+        return False
+
+    def _help(self) -> bool:
+        self._say(HELP)
+        return True
+
+
+COMMANDS: dict[str, Callable[[Chat], bool]] = {
+    "/reset": Chat._reset,
+    "/quit": Chat._quit,
+    "/help": Chat._help,
+}
+"""What each command does; False ends the chat."""

@@ -64,7 +64,7 @@ def _seconds(low: float, high: float) -> Callable[[str], float]:
 
 def parser() -> Parser:
     """The whole command line."""
-    top = Parser(prog="gemma-mtp", description="Gemma 4 with its MTP drafter, without ROS.")
+    top = Parser(prog="gemma-mtp", description="Gemma 4 with its MTP drafter, with or without ROS.")
     top.add_argument("--version", action="version", version=f"gemma-mtp {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_ask(commands)
@@ -73,11 +73,12 @@ def parser() -> Parser:
     return top
 
 
-def _add_model(command: argparse.ArgumentParser) -> None:
+def _add_model(command: argparse.ArgumentParser, required: bool = True) -> None:
     """Options of every command that loads a model."""
     command.add_argument(
         "--model",
-        required=True,
+        required=required,
+        default="",
         metavar="NAME",
         help="folder of a Gemma 4 target, name of a downloaded Hugging Face repository, or demo "
         "for the embedded pair",
@@ -103,13 +104,52 @@ def _add_model(command: argparse.ArgumentParser) -> None:
 def _add_ask(commands: Commands) -> None:
     ask = commands.add_parser(
         "ask",
-        help="ask a model once, in this process",
-        description="Ask a model once. The answer goes to the standard output as it comes, "
-        "what it cost to the standard error. On a terminal the tokens that one pass of the "
-        "target brought share a colour. Ctrl-C ends the answer at the next round.",
+        help="ask a model, in this process or through the node",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Ask a model: with --model one that is loaded into this process, else that of\n"
+        "a running node. The answer goes to the standard output as it comes, thoughts, tool\n"
+        "calls and what it cost to the standard error. On a terminal the tokens that one pass\n"
+        "of the target brought share a colour.\n\n"
+        "Ctrl-C ends the answer at the next round and prints what came; a second one leaves at\n"
+        "once. With --chat, the first one leads back to the prompt.",
+        epilog="exit status: 0 the answer is whole, or as long as it may be; 1 it broke off with "
+        "an\nerror, or nobody reads it; 2 it could not be asked so; 130 Ctrl-C",
     )
-    ask.add_argument("prompt", metavar="PROMPT", help="what to ask; - reads the standard input")
-    _add_model(ask)
+    ask.add_argument(
+        "prompt", nargs="?", metavar="PROMPT", help="what to ask; - reads the standard input"
+    )
+    _add_model(ask, required=False)
+    ask.add_argument(
+        "--node",
+        default="",
+        metavar="NAME",
+        help="the ROS node to ask where no --model is given (default: /gemma_mtp)",
+    )
+    ask.add_argument(
+        "--chat",
+        action="store_true",
+        help="ask again and again, with all that was said before; /help lists commands",
+    )
+    ask.add_argument(
+        "--schema",
+        default="",
+        metavar="JSON",
+        help="JSON Schema that the answer follows, or the name of a file with it",
+    )
+    ask.add_argument(
+        "--tools",
+        default="",
+        metavar="JSON",
+        help="array of function declarations, or the name of a file with it; with --chat you "
+        "are asked what each call returned",
+    )
+    ask.add_argument(
+        "--tool-choice",
+        default="",
+        metavar="WORD",
+        help="auto, none, required or a function's name (default: auto)",
+    )
+    ask.add_argument("--think", action="store_true", help="let the model think first")
     ask.add_argument("--system", default="", metavar="TEXT", help="system prompt")
     ask.add_argument(
         "--draft-length",

@@ -21,7 +21,7 @@ from ..telemetry.reader import SourceReader
 from ..telemetry.reading import Reading, Throttle
 from ..telemetry.sources import open_source
 from ..telemetry.trace import Header, TraceWriter
-from .ask import Interrupt
+from .askers import Interrupt
 
 LOOK_S = 0.05
 """How often a wait looks for Ctrl-C."""

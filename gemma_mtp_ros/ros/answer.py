@@ -126,6 +126,14 @@ class Answer:
 
     # Blocking.
 
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until there are pieces to take or the goal has ended; False if not in time.
+
+        Raises:
+            NotSpunError: nothing executes the callbacks that this waits for.
+        """
+        return self._wait(lambda: bool(self._pieces) or self._ended(), time.monotonic() + timeout_s)
+
     def result(self, timeout_s: float | None = None, check: bool = True) -> Result:
         """Wait for the result.
 

@@ -222,7 +222,7 @@ class GenerateClient:
             self._fail(entry, ClientError("the client is closed; make a new one"))
         return answer
 
-    def close(self) -> None:
+    def close(self, wait: bool = True) -> None:
         """Cancel what runs, wait until it has ended (at most :data:`ANSWER_S`), leave ROS.
 
         In a callback of the node that was given, it does not wait.
@@ -232,7 +232,7 @@ class GenerateClient:
         left = [entry.answer for entry in list(self._open.values())]
         for answer in left:
             answer.cancel()
-        may_wait = not self._on_executor()
+        may_wait = wait and not self._on_executor()
         for answer in left if may_wait else ():
             with contextlib.suppress(ClientError):
                 answer._wait(answer._decided)
