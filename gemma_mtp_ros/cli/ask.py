@@ -26,6 +26,7 @@ from ..api import (
     Message,
     RequestError,
     SamplingParams,
+    Stats,
 )
 from ..terminal import AnswerPrinter, call_line, statistics
 from .askers import Asker, InProcess, Interrupt, Question, ThroughNode, as_options
@@ -218,6 +219,14 @@ def _answer(asker: Asker, question: Question, errors: Console, quiet: bool = Fal
     return finish
 
 
+def _cost(stats: Stats) -> str:
+    """What a turn cost, in a line."""
+    return (
+        f"[{stats.completion_tokens} tokens, {stats.tokens_per_second:.0f} tokens/s, "
+        f"{stats.cached_tokens} of {stats.prompt_tokens} prompt tokens cached]"
+    )
+
+
 class Chat:
     """A conversation on the terminal, or with the lines of the standard input."""
 
@@ -273,6 +282,7 @@ class Chat:
                     tool_calls=finish.tool_calls,
                 )
             )
+            self._say(_cost(finish.stats))
             if not finish.tool_calls:
                 self._turns = turns
                 return

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import os
-import queue
 import signal
 import sys
 import time
@@ -23,12 +21,11 @@ from typing import NoReturn
 from rich.console import Console
 from rich.text import Text
 
-from gemma_mtp_ros.action import Generate
-from gemma_mtp_ros.api import Stats
 from gemma_mtp_ros.demo.evaluate import extract_plan
-from gemma_mtp_ros.msg import GenerationStats, TokenChunk
+from gemma_mtp_ros.ros.client import ClientError, GenerateClient
 from gemma_mtp_ros.ros.driver import (
     LOOK_S,
+    NODE_NAME,
     DriveError,
     Driver,
     NodeProcess,
@@ -66,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             options.params_file or _default_params(),
             (options.prompt,) if options.prompt else INSTRUCTIONS,
         )
-    except DriveError as error:
+    except (DriveError, ClientError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -103,7 +100,7 @@ def _demo(console: Console, params_file: Path, instructions: Sequence[str]) -> N
         driver.check = node.check
         try:
             _walk(console, driver, node, instructions)
-        except DriveError:
+        except (DriveError, ClientError):
             node.stop()  # what it says on its way out belongs to the explanation
             lines = "\n".join(f"  {visible(line)}" for line in node.last_lines())
             print(f"demo: last lines of the node:\n{lines or '  (none)'}", file=sys.stderr)
@@ -121,8 +118,9 @@ def _walk(console: Console, driver: Driver, node: NodeProcess, instructions: Seq
         driver.transition("activate", STEP_S)
     if console.is_terminal:
         _note(console, "tokens of one colour in a row came from one pass of the target")
-    for instruction in instructions:
-        _ask(console, driver, instruction)
+    with GenerateClient(f"{own_namespace()}/{NODE_NAME}") as client:
+        for instruction in instructions:
+            _ask(console, driver, client, instruction)
     console.print()
     for name, done in (
         ("deactivate", "no more goals"),
@@ -151,50 +149,31 @@ def _step(console: Console, name: str, done: str) -> Iterator[Callable[[str], No
     console.print(f"[green]✓[/] {name}: {done} [dim]({time.monotonic() - begin_s:.1f} s)[/]")
 
 
-def _ask(console: Console, driver: Driver, instruction: str) -> None:
-    """Send one goal; print the tokens as they arrive, then the plan and the statistics."""
+def _ask(console: Console, driver: Driver, client: GenerateClient, instruction: str) -> None:
+    """Ask; print the tokens as they arrive, then the plan and the statistics."""
     console.print()
     console.print(Text(f"> {visible(instruction)}", "bold"), soft_wrap=True)
-    chunks: queue.SimpleQueue[TokenChunk] = queue.SimpleQueue()
-    goal = driver.send(Generate.Goal(prompt=instruction), chunks.put)
-    driver.wait_accepted(goal, STEP_S)
     printer = AnswerPrinter(console)
-    give_up_s = time.monotonic() + ANSWER_S
-    expected = 0
-    while True:
-        try:
-            chunk = chunks.get(timeout=LOOK_S)
-        except queue.Empty:
+    with client.ask(instruction) as answer:
+        give_up_s = time.monotonic() + ANSWER_S
+        while not answer.done():
+            if answer.wait(LOOK_S):
+                give_up_s = time.monotonic() + ANSWER_S
             driver.check()
             if time.monotonic() > give_up_s:
-                raise DriveError(f"no token came on ~/tokens for {ANSWER_S:g} s") from None
-            continue
-        if chunk.seq != expected:
-            raise DriveError(f"chunk {chunk.seq} came on ~/tokens where {expected} was due")
-        expected += 1
-        printer.round(chunk.text if chunk.channel == TokenChunk.TEXT else "")
-        if chunk.done:
-            break
-        give_up_s = time.monotonic() + ANSWER_S
+                raise DriveError(f"no token came on ~/tokens for {ANSWER_S:g} s")
+            for piece in answer.take():
+                if piece.lost:
+                    raise DriveError(f"{piece.lost} chunks before chunk {piece.seq} were lost")
+                printer.round(piece.text, piece.channel)
     printer.end()
-    result = driver.wait_result(goal, STEP_S)
-    if result.error_code != Generate.Result.NONE:
-        raise DriveError(f"the goal ended with error {result.error_code}: {result.error_msg}")
+    result = answer.result()
     plan = extract_plan(result.text)
     if plan is None:
         _note(console, "the answer holds no JSON plan")
     else:
         console.print(plan_table(plan))
-    console.print(statistics(stats_from_message(result.stats)))
-
-
-def stats_from_message(message: GenerationStats) -> Stats:
-    """The statistics of a result in the words of the engine."""
-    values = {name: getattr(message, name) for name in Stats.model_fields}
-    values |= {name: tuple(values[name]) for name in ("drafted_at", "accepted_at")}
-    values["energy_j"] = None if math.isnan(message.energy_j) else message.energy_j
-    values["ttft_s"] = 0.0 if math.isnan(message.ttft_s) else message.ttft_s
-    return Stats.model_validate(values)
+    console.print(statistics(result.stats))
 
 
 if __name__ == "__main__":

@@ -49,6 +49,22 @@ def parameters(pair: tuple[Path, Path]) -> dict[str, Any]:
     }
 
 
+@pytest.fixture(scope="session")
+def embedded() -> dict[str, Any]:
+    """Parameters for a node with the embedded pair, slow enough to be interrupted.
+
+    It takes about ten times as long as it computes; all of a burst may wait.
+    """
+    return {
+        "model": "demo",
+        "queue_size": 40,
+        "draft": {"adaptive": False},
+        "engine": {"threads": 1, "max_duty_cycle": 0.1},
+        "telemetry": {"source": "none"},
+        "watchdog": {"mode": "off"},
+    }
+
+
 @pytest.fixture(scope="module")
 def shared(
     driver: Driver, parameters: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
