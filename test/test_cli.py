@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import string
 import subprocess
@@ -19,11 +20,11 @@ import tiny
 from rich.console import Console
 
 from gemma_mtp_ros import demo
-from gemma_mtp_ros.api import Stats
+from gemma_mtp_ros.api import Channel, Stats, ToolCall
 from gemma_mtp_ros.cli.main import main
 from gemma_mtp_ros.demo.evaluate import extract_plan
 from gemma_mtp_ros.models import resolve_pair
-from gemma_mtp_ros.terminal import AnswerPrinter, plan_table, statistics, visible
+from gemma_mtp_ros.terminal import AnswerPrinter, call_line, plan_table, statistics, visible
 
 REPOSITORY = Path(__file__).parent.parent
 # As installed without ROS: whoever imports it here fails.
@@ -167,16 +168,27 @@ def test_the_prompt_may_come_from_the_standard_input(
         (["--model", "TARGET", "--max-context", "8", "x"], ["--max-context = 8", "16"]),
         (["--model", "TARGET", "--drafter", "TARGET", "x"], ["drafter", "gemma4_text"]),
         (["--model", "/no/such/folder", "x"], ["/no/such/folder", "does not exist"]),
-        (["x"], ["--model"]),
+        (["x"], ["rclpy", "--model"]),
+        (["--threads", "2", "x"], ["--threads", "--model"]),
+        (["--no-reproducible", "x"], ["--no-reproducible", "--model"]),
+        (["--model", "TARGET", "--node", "/n", "x"], ["--model", "--node", "drop one"]),
         (["--model", "TARGET"], ["PROMPT"]),
+        (["--model", "TARGET", "--chat", "--json"], ["--json", "--chat"]),
+        (["--model", "TARGET", "--chat", "-"], ["PROMPT", "--chat"]),
+        (["--model", "TARGET", "--schema", "[]", "x"], ["--schema []", "No such file"]),
+        (["--model", "TARGET", "--schema", '{"a":', "x"], ["--schema", "line 1, column 6"]),
+        (["--model", "TARGET", "--tools", "/dev/null", "x"], ["--tools /dev/null", "JSON"]),
+        (["--model", "TARGET", "--tools", '[{"name": "a"}]', "x"], ["cannot declare tools"]),
     ],
 )
 def test_a_mistake_gets_one_sentence(
     pair: tuple[str, str],
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
     arguments: list[str],
     words: list[str],
 ) -> None:
+    monkeypatch.setitem(sys.modules, "rclpy", None)  # as where ROS is not installed
     given = [pair[0] if word == "TARGET" else word for word in arguments]
     status, out, err = ask(capsys, *given)
     assert (status, out) == (2, "")
@@ -184,6 +196,23 @@ def test_a_mistake_gets_one_sentence(
     assert err.count("\n") == 1
     for word in words:
         assert word.lower() in err.lower()
+
+
+def test_a_conversation_in_this_process(
+    pair: tuple[str, str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = ["--model", pair[0], "--max-new-tokens", "20", "--temperature", "0", "--system", "s"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("again\n/reset\nhello\n"))
+    status, out, err = ask(capsys, "--chat", *options, "hello")
+    assert status == 0
+    first, second, third = out.splitlines()
+    assert first == third == answer(capsys, *options, "hello")["text"]
+    assert second != answer(capsys, *options, "again")["text"]  # it saw what was said before
+    prompts = [int(n) for n in re.findall(r"of (\d+) prompt tokens", err)]
+    assert prompts[1] > prompts[0] + 20
+    assert prompts[2] == prompts[0]
 
 
 def test_demo_is_the_embedded_pair() -> None:
@@ -219,6 +248,20 @@ def test_rounds_alternate_in_colour_on_a_terminal() -> None:
     green, cyan = "\x1b[1;32m", "\x1b[1;36m"
     off = "\x1b[0m"
     assert written == f"{green}one{off}{cyan}two{off}{cyan}three{off}\n"
+
+
+def test_thoughts_are_dimmed_and_calls_are_left_to_the_end() -> None:
+    text, aside = io.StringIO(), io.StringIO()
+    thoughts = Console(file=aside, force_terminal=True, color_system="standard")
+    printer = AnswerPrinter(Console(file=text), thoughts)
+    printer.round("Hm", Channel.REASONING)
+    printer.round("Yes.", Channel.TEXT)
+    printer.round("call:go{}", Channel.TOOL_CALL)
+    printer.end()
+    assert text.getvalue() == "Yes.\n"
+    assert aside.getvalue() == "\x1b[2;3mHm\x1b[0m\n"
+    line = call_line(ToolCall(name="go", arguments='{"to": "\x1b[2J"}'))
+    assert line.plain == '→ go {"to": "�[2J"}'
 
 
 def test_elsewhere_the_text_comes_as_it_is() -> None:
