@@ -6,7 +6,7 @@ export DEMO_PROMPT := $(value PROMPT)
 unexport PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build test test-all lint format clean
+.PHONY: help demo example build test test-all lint format clean
 
 help: ## List the targets
 	@echo 'make TARGET [PYTHON=python3.12]'
@@ -15,6 +15,10 @@ help: ## List the targets
 demo: ## Install, build, start the node, ask it; PROMPT="..." asks your own
 	@scripts/setup.sh run
 	@scripts/demo.sh
+
+example: ## Plans become goals of a mock robot; PROMPT="..." gives your own errand
+	@scripts/setup.sh run
+	@scripts/example.sh
 
 build: ## Install what is needed into .venv and build the package into .ws
 	@scripts/setup.sh run
