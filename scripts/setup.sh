@@ -142,7 +142,7 @@ wanted_build() {
   {
     echo "$root"
     cat "$venv/python" "$venv/installed-run" CMakeLists.txt package.xml cmake/* csrc/* msg/* srv/* action/*
-    find gemma_mtp_ros launch config programs -type f ! -name '*.pyc' | LC_ALL=C sort
+    find gemma_mtp_ros launch config examples programs -type f ! -name '*.pyc' | LC_ALL=C sort
   } | digest
 }
 

@@ -35,7 +35,8 @@ EXPECTED = [
     "srv/ResetSession.srv",
 ]
 BUILD_FOLDERS = (
-    *("action", "cmake", "config", "csrc", "gemma_mtp_ros", "launch", "msg", "programs", "srv"),
+    *("action", "cmake", "config", "csrc", "examples", "gemma_mtp_ros", "launch", "msg"),
+    *("programs", "srv"),
 )
 SOURCE_FOLDERS = (
     *("benchmarks", "cmake", "csrc", "examples", "gemma_mtp_ros", "launch", "scripts", "test"),
@@ -131,7 +132,7 @@ def test_installed_layout() -> None:
         assert os.access(program, os.X_OK)
         assert program.read_text().startswith("#!/usr/bin/env python3\n")
     share = prefix / "share" / "gemma_mtp_ros"
-    for name in ("package.xml", "config/demo.yaml", "config/orin.yaml"):
+    for name in ("package.xml", "config/demo.yaml", "config/orin.yaml", "examples/README.md"):
         assert (share / name).is_file()
     for name in ("demo", "orin"):
         assert (share / "launch" / f"{name}.launch.py").is_file()
@@ -196,15 +197,16 @@ def test_setup_refuses_a_python_that_does_not_fit(tmp_path: Path) -> None:
     assert "PYTHON=/bin/false does not run, or is not Python 3.10 to 3.13" in done.stderr
 
 
-def test_prompt_reaches_the_demo_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", ["demo", "example"])
+def test_prompt_reaches_the_demo_as_it_is(tmp_path: Path, target: str) -> None:
     shutil.copy(ROOT / "Makefile", tmp_path)
     scripts = tmp_path / "scripts"
     scripts.mkdir()
-    for name, body in (("setup.sh", ""), ("demo.sh", 'printf %s "$DEMO_PROMPT" > got')):
+    for name, body in (("setup.sh", ""), (f"{target}.sh", 'printf %s "$DEMO_PROMPT" > got')):
         (scripts / name).write_text(f"#!/bin/sh\n{body}\n")
         (scripts / name).chmod(0o755)
     prompt = """go to "the kitchen", don't $(touch bad) `touch bad` $HOME $$ #5 \\ now"""
-    subprocess.run(["make", "demo", f"PROMPT={prompt}"], cwd=tmp_path, check=True)
+    subprocess.run(["make", target, f"PROMPT={prompt}"], cwd=tmp_path, check=True)
     assert (tmp_path / "got").read_text() == prompt
     assert not (tmp_path / "bad").exists()
 

@@ -89,11 +89,11 @@ class PlanExecutor:
         """Carry the goals out; `tell` hears of each when it begins, and what it reports."""
         for done, goal in enumerate(goals):
             if self._stop.is_set():
-                return Outcome("stopped", done, f"stopped before: {goal}")
+                return Outcome("stopped", done, f"{goal} was not begun")
             tell(goal, "sent")
             failure = self._carry_out(goal, tell)
             if self._stop.is_set() and failure:
-                return Outcome("stopped", done, f"stopped at: {goal}{failure}")
+                return Outcome("stopped", done, f"{goal}{failure}")
             if failure:
                 return Outcome("failed", done, f"{goal}{failure}")
         return Outcome("done", len(goals), f"all {len(goals)} goals were reached")

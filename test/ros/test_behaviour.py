@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +16,7 @@ from typing import Any
 
 import py_trees
 import pytest
-from driver import Driver, NodeProcess, running_node
+from driver import REPOSITORY, Driver, NodeProcess, running_node
 from py_trees.common import Access, Status
 from rclpy.executors import MultiThreadedExecutor, SingleThreadedExecutor
 from rclpy.node import Node
@@ -266,6 +269,7 @@ def test_the_time_out_of_the_goal_is_the_nodes(robot: Robot, driver: Driver) -> 
     assert finish_of_latest(driver) == FinishReason.TIMEOUT
 
 
+@pytest.mark.slow
 def test_a_node_that_says_nothing_is_given_up(
     robot: Robot, driver: Driver, active: NodeProcess
 ) -> None:
@@ -325,6 +329,7 @@ def test_an_absent_node_fails_the_behaviour(robot: Robot) -> None:
     assert ask.feedback_message.startswith("BACKEND_UNAVAILABLE (7112): no action server /nobody/")
 
 
+@pytest.mark.slow
 def test_a_node_that_ends_fails_a_running_behaviour(
     robot: Robot, driver: Driver, tmp_path: Path, parameters: dict[str, Any]
 ) -> None:
@@ -340,6 +345,19 @@ def test_a_node_that_ends_fails_a_running_behaviour(
     finally:
         node.end()
     assert ask.feedback_message.startswith(("NOT_ACTIVE (7104)", "ENGINE_LOST (7108)"))
+
+
+@pytest.mark.usefixtures("active")
+def test_the_example_prints_the_plan(driver: Driver) -> None:
+    command = [sys.executable, str(REPOSITORY / "examples" / "behaviour_tree.py"), PROMPT]
+    path = f"{REPOSITORY}:{os.environ.get('PYTHONPATH', '')}"
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    said, *steps = done.stdout.splitlines()
+    assert said.startswith("SUCCESS: STOP: ")
+    assert steps == [str(step) for step in PLAN]
 
 
 def test_setup_without_a_node_says_so() -> None:

@@ -227,7 +227,7 @@ def test_a_stop_cancels_the_step_that_runs(
         out, err = process.communicate(timeout=WAIT_S)
         mock.wait(lambda: ended in mock.did)
     assert (process.returncode, err) == (130, "")
-    assert verdict(out).startswith("✗ stopped: stopped at: ")
+    assert verdict(out).startswith("✗ stopped: ")
     assert verdict(out).endswith(", which was canceled")
     assert mock.did == [begun, ended]  # and no step after it
 
@@ -244,7 +244,7 @@ def test_a_stop_ends_a_wait(environment: dict[str, str], tmp_path: Path) -> None
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == 130
-    assert verdict(out) == "✗ stopped: stopped at: wait 3000 s, which was cut short"
+    assert verdict(out) == "✗ stopped: wait 3000 s, which was cut short"
     assert mock.did == ["drive", "arrived"]
 
 
