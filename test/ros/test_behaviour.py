@@ -22,10 +22,11 @@ from rclpy.executors import MultiThreadedExecutor, SingleThreadedExecutor
 from rclpy.node import Node
 
 from gemma_mtp_ros.action import Generate
-from gemma_mtp_ros.api import ErrorCode, FinishReason
+from gemma_mtp_ros.api import ErrorCode, FinishReason, ToolCall
 from gemma_mtp_ros.demo.evaluate import extract_plan
 from gemma_mtp_ros.msg import SamplingParams
 from gemma_mtp_ros.ros.behaviour import AskModel
+from gemma_mtp_ros.ros.client_messages import Result
 
 PROMPT = "Bring Anna the red cup from the kitchen."
 PLAN = [
@@ -358,6 +359,56 @@ def test_the_example_prints_the_plan(driver: Driver) -> None:
     said, *steps = done.stdout.splitlines()
     assert said.startswith("SUCCESS: STOP: ")
     assert steps == [str(step) for step in PLAN]
+
+
+class Said:
+    """An answer that has ended: the embedded pair calls no tools and knows no schema."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.goal = Generate.Goal(response_schema=fields.pop("response_schema", ""))
+        self._result = Result(request_id="x", **fields)
+
+    def result(self, check: bool) -> Result:
+        assert not check
+        return self._result
+
+
+def test_tool_calls_come_parsed_to_the_blackboard(robot: Robot) -> None:
+    ask = AskModel("ask")
+    call = ToolCall(id="1", name="navigate", arguments='{"to": "kitchen"}')
+    answer: Any = Said(finish_reason=FinishReason.TOOL_CALLS, tool_calls=(call,))
+    assert ask._judge(answer) == Status.SUCCESS
+    assert robot.board.get("answer/tool_calls") == [
+        {"id": "1", "name": "navigate", "arguments": {"to": "kitchen"}}
+    ]
+
+
+def test_a_tool_call_that_cannot_be_read_is_no_success(robot: Robot) -> None:
+    ask = AskModel("ask")
+    cut = ToolCall(name="navigate", arguments='{"to": "kit')
+    answer: Any = Said(
+        finish_reason=FinishReason.ERROR,
+        error_code=ErrorCode.TOOL_CALL_INVALID,
+        error_msg="the call was cut short",
+        tool_calls=(cut,),
+    )
+    assert ask._judge(answer) == Status.FAILURE
+    assert ask.feedback_message == "TOOL_CALL_INVALID (7111): the call was cut short"
+    assert robot.board.get("answer/tool_calls") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "parsed"),
+    [('{"plan": []}', Status.SUCCESS, {"plan": []}), ('{"plan": [', Status.FAILURE, None)],
+)
+def test_a_goal_with_a_schema_is_parsed_as_json(
+    robot: Robot, text: str, status: Status, parsed: Any
+) -> None:
+    ask = AskModel("ask")
+    answer: Any = Said(finish_reason=FinishReason.STOP, text=text, response_schema="{}")
+    assert ask._judge(answer) == status
+    assert robot.board.get("answer/json") == parsed
+    assert robot.board.get("answer/text") == text
 
 
 def test_setup_without_a_node_says_so() -> None:
