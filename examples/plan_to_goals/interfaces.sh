@@ -7,7 +7,7 @@
 
 _example_here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 mkdir -p "$1" && _example_prefix=$(cd "$1" && pwd)/install
-"$_example_here/build_interfaces.sh" "$1" || return 1
+bash "$_example_here/build_interfaces.sh" "$1" || return 1
 export AMENT_PREFIX_PATH=$_example_prefix${AMENT_PREFIX_PATH:+:$AMENT_PREFIX_PATH}
 export LD_LIBRARY_PATH=$_example_prefix/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 for _example_site in "$_example_prefix"/{,local/}lib/python3*/*-packages; do
