@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -162,6 +163,20 @@ def test_the_tree_may_ask_again(robot: Robot) -> None:
     assert robot.board.get("answer/text") == ""  # not the earlier answer
     assert robot.end() == Status.SUCCESS
     assert robot.board.get("answer/json") == [{"action": "navigate", "to": "kitchen"}]
+
+
+@pytest.mark.usefixtures("active")
+def test_an_answer_to_a_schema_comes_parsed(robot: Robot) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"go": {"enum": ["kitchen", "office"]}},
+        "required": ["go"],
+        "additionalProperties": False,
+    }
+    goal = Generate.Goal(response_schema=json.dumps(schema))
+    robot.plant(AskModel("ask", goal=goal))
+    assert robot.end() == Status.SUCCESS
+    assert robot.board.get("answer/json")["go"] in ("kitchen", "office")
 
 
 @pytest.mark.usefixtures("active")

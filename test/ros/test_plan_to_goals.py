@@ -248,6 +248,16 @@ def test_a_stop_ends_a_wait(environment: dict[str, str], tmp_path: Path) -> None
     assert mock.did == ["drive", "arrived"]
 
 
+def test_a_server_that_dies_fails_the_step(environment: dict[str, str], tmp_path: Path) -> None:
+    with robot(environment, *SLOW) as mock:
+        process = start(environment, file_of(tmp_path, [DRIVE]))
+        mock.wait(lambda: mock.did == ["drive"])
+        mock.kill()
+        out, err = process.communicate(timeout=WAIT_S)  # DDS notices after its lease
+    assert (process.returncode, err) == (1, "")
+    assert verdict(out) == "✗ failed: drive to kitchen: navigate_to_pose is gone"
+
+
 def test_what_the_embedded_pair_plans_is_carried_out(
     environment: dict[str, str], driver: Driver, tmp_path: Path
 ) -> None:
