@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from llguidance import LLMatcher
@@ -30,6 +31,11 @@ def check(matcher: LLMatcher) -> None:
     """
     if matcher.is_error():
         raise SchemaError(reason_of(matcher.get_error()))
+
+
+def _forget(places: dict[int, Any], gone: Callable[[int], bool]) -> None:
+    for place in [place for place in places if gone(place)]:
+        del places[place]
 
 
 class GrammarState:
@@ -66,8 +72,9 @@ class GrammarState:
         self._path: list[int] = []
         """Tokens that the matcher has taken: the accepted ones, then drafts."""
         self._accepted = 0
-        self._rows: list[int] = []
-        """Allowed tokens after none, one, ... of the path, as the bits of a number."""
+        self._rows: dict[int, int] = {}
+        """Allowed tokens by place of the path, from the accepted ones on, as the bits of a number.
+        """
         self._ends: dict[int, list[int] | None] = {}
         """Ends found, by place."""
 
@@ -101,7 +108,7 @@ class GrammarState:
         """
         taken = self._seek(drafts)
         self._row()
-        rows = self._rows[self._accepted : self._accepted + taken + 1]
+        rows = [self._rows[place] for place in range(self._accepted, self._accepted + taken + 1)]
         return self.vocabulary.tensor(rows + [self.vocabulary.every] * (len(drafts) - taken))
 
     def admitted(self, drafts: Sequence[int]) -> int:
@@ -167,6 +174,10 @@ class GrammarState:
                 raise ValueError(f"token {token} is not allowed at place {place}")
             self.ended = token
         self._accepted += taken
+        # A row has a bit for each token of the vocabulary: what lies behind is let go. An end is
+        # found with the help of the one before it.
+        _forget(self._rows, lambda place: place < self._accepted)
+        _forget(self._ends, lambda place: place < self._accepted - 1)
 
     def rollback(self, count: int) -> None:
         """Take back the last accepted tokens, the one that ended the text among them."""
@@ -189,7 +200,7 @@ class GrammarState:
         return self.vocabulary.closers.end(self._matcher, most)
 
     def _standing_row(self) -> int:
-        if len(self._rows) <= self._accepted:
+        if self._accepted not in self._rows:
             self._seek(())
             self._row()
         return self._rows[self._accepted]
@@ -223,14 +234,14 @@ class GrammarState:
             self._matcher.rollback(count)
             check(self._matcher)
             del self._path[-count:]
-            del self._rows[len(self._path) + 1 :]
-            for place in [p for p in self._ends if p > len(self._path)]:
-                del self._ends[place]
+            _forget(self._rows, lambda place: place > len(self._path))
+            _forget(self._ends, lambda place: place > len(self._path))
 
     def _row(self) -> int:
         """What is allowed at the matcher's place."""
-        if len(self._rows) > len(self._path):
-            return self._rows[-1]
+        place = len(self._path)
+        if place in self._rows:
+            return self._rows[place]
         matcher, vocabulary = self._matcher, self.vocabulary
         check(matcher)
         row = 0
@@ -244,7 +255,7 @@ class GrammarState:
         if not row:
             raise SchemaError(f"no token continues its text after {len(self._path)} tokens")
         row = self._keeping_room(row)
-        self._rows.append(row)
+        self._rows[place] = row
         return row
 
     def _end(self) -> list[int] | None:
