@@ -275,18 +275,15 @@ class Chat:
             if finish.error_code is not ErrorCode.NONE:
                 self._say(f"{finish.error_msg}; this turn is forgotten")
                 return
-            turns.append(
-                Message(
-                    role="assistant",
-                    content=finish.text,
-                    tool_calls=finish.tool_calls,
-                )
-            )
             self._say(_cost(finish.stats))
-            if not finish.tool_calls:
+            calls = finish.tool_calls
+            if finish.finish_reason is not FinishReason.TOOL_CALLS:
+                calls = ()  # the answer broke off at its limit: not to be acted on
+            turns.append(Message(role="assistant", content=finish.text, tool_calls=calls))
+            if not calls:
                 self._turns = turns
                 return
-            for call in finish.tool_calls:
+            for call in calls:
                 returned = self._read(f"{call.name} returned: ")
                 if returned is None:
                     return
