@@ -29,7 +29,7 @@ from gemma_mtp_ros.ros.client_messages import Result
 from gemma_mtp_ros.ros.waiting import complete
 
 if TYPE_CHECKING:
-    from gemma_mtp_ros.ros.client import GenerateClient
+    from gemma_mtp_ros.ros.courier import Courier
 
 LOOK_S = 0.5
 """How often a wait looks whether the node that it needs is still spun."""
@@ -60,18 +60,18 @@ class Piece:
 
 
 class Answer:
-    """The answer to one goal. Made by :meth:`GenerateClient.ask`.
+    """The answer to one goal. Made by :meth:`gemma_mtp_ros.ros.client.GenerateClient.ask`.
 
     Iterating (``for`` or ``async for``) gives the pieces and raises what :meth:`result` raises.
     Leaving a ``with`` or ``async with`` block cancels the goal if it has not ended.
     """
 
-    def __init__(self, client: GenerateClient, goal: Generate.Goal) -> None:
+    def __init__(self, courier: Courier, goal: Generate.Goal) -> None:
         self.goal = goal
         self.goal_id = uuid.uuid4()
         self.lost = 0
         """Chunks of the token topic that did not arrive."""
-        self._client = client
+        self._courier = courier
         self._changed = threading.Condition()
         self._stage = Stage.SENDING
         self._waiters: list[Callable[[], None]] = []
@@ -122,7 +122,7 @@ class Answer:
 
     def cancel(self) -> None:
         """Ask the node to end the goal; returns at once, from any thread. The result follows."""
-        self._client._cancel(self)
+        self._courier.cancel(self)
 
     # Blocking.
 
@@ -175,7 +175,7 @@ class Answer:
         if self._decided():
             return
         self.cancel()
-        if not self._client._on_executor():
+        if not self._courier.on_executor():
             with contextlib.suppress(ClientError):
                 self._wait(self._decided)
 
@@ -236,14 +236,14 @@ class Answer:
         with self._changed:
             if condition():
                 return True
-            self._client._check_may_block()
+            self._courier.check_may_block()
             while not condition():
                 left_s = LOOK_S if give_up_s is None else give_up_s - time.monotonic()
                 if left_s <= 0:
                     return False
                 self._changed.wait(min(LOOK_S, left_s))
                 if not condition():
-                    self._client._check_spun()
+                    self._courier.check_spun()
         return True
 
     async def _wait_async(self, condition: Callable[[], bool]) -> None:
@@ -251,11 +251,11 @@ class Answer:
             loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
         except RuntimeError:
             loop = None
-            self._client._check_may_await()
+            self._courier.check_may_await()
         while True:
             waiting: Any
             if loop is None:
-                executor = self._client._node.executor
+                executor = self._courier.node.executor
                 waiting = Future(executor=executor)
                 wake = _waker_of_rclpy(waiting, executor)
             else:
@@ -270,7 +270,7 @@ class Answer:
             else:
                 await asyncio.wait([waiting], timeout=LOOK_S)
                 if not condition():
-                    self._client._check_spun()
+                    self._courier.check_spun()
 
     # Called by the client, on the executor.
 

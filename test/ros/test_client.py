@@ -29,7 +29,7 @@ from unique_identifier_msgs.msg import UUID
 
 from gemma_mtp_ros.api import Channel, ErrorCode, FinishReason, Message, RequestError
 from gemma_mtp_ros.msg import TokenChunk
-from gemma_mtp_ros.ros import client as client_module
+from gemma_mtp_ros.ros import courier
 from gemma_mtp_ros.ros.client import (
     Answer,
     AnswerTimeoutError,
@@ -316,7 +316,7 @@ def test_clients_come_and_go_while_their_node_is_spun(spun: Spun) -> None:
 
 
 def test_a_node_that_nobody_spins(active: NodeProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "SPIN_S", 0.5)
+    monkeypatch.setattr(courier, "SPIN_S", 0.5)
     context = rclpy.Context()
     rclpy.init(context=context)
     node = rclpy.create_node("idle", context=context)
