@@ -214,8 +214,6 @@ def make_request(question: Question) -> Request:
         pydantic.ValidationError: a value is out of its bounds.
     """
     fields = {field.name: getattr(question, field.name) for field in dataclasses.fields(question)}
-    if not question.response_schema:
-        del fields["response_schema"]
     return Request.model_validate(fields | {"id": "ask", "submitted_s": time.monotonic()})
 
 
