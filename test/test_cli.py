@@ -233,6 +233,13 @@ def test_the_embedded_pair_plans(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["stats"]["acceptance_rate"] > 0.5
 
 
+def test_an_answer_follows_a_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    schema = {"enum": ["kitchen", "dock"]}
+    options = ["--model", "demo", "--schema", json.dumps(schema), "--max-new-tokens", "20"]
+    found = answer(capsys, *options, "Where is the cup?")
+    assert json.loads(found["text"]) in schema["enum"]
+
+
 def printed(rounds: list[str], terminal: bool) -> str:
     file = io.StringIO()
     console = Console(file=file, force_terminal=terminal, color_system="standard", width=20)
