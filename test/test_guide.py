@@ -229,3 +229,30 @@ def test_schemas_that_cannot_be_compiled_are_checked_afterwards(
     _, finish = run(engine, asked(0, 60, tools=tools), 3)
     assert "cannot be compiled" in caplog.text
     assert finish.error_code in (ErrorCode.NONE, ErrorCode.TOOL_CALL_INVALID)
+
+
+@pytest.mark.parametrize(
+    ("value", "warned"),
+    [
+        ({"type": "string", "pattern": "^[A-Z]{2}-[0-9]{2}$"}, False),
+        ({"type": "integer", "multipleOf": 999983}, True),
+    ],
+    ids=["pattern", "hostile"],
+)
+@pytest.mark.slow
+def test_what_may_be_costly_is_tried_first(
+    engine: Engine,
+    wanted: dict[int, str],
+    caplog: pytest.LogCaptureFixture,
+    value: Any,
+    warned: bool,
+) -> None:
+    wanted[0] = CALL_OPEN
+    schema = {"type": "object", "properties": {"x": value}, "required": ["x"]}
+    tools = json.dumps([{"name": "go", "parameters": schema}])
+    _, finish = run(engine, asked(0, 60, tools=tools), 3)
+    assert ("cannot be compiled" in caplog.text) is warned
+    if not warned:
+        jsonschema.validate(json.loads(finish.tool_calls[0].arguments), schema)
+    elif finish.error_code is not ErrorCode.NONE:
+        assert finish.error_code is ErrorCode.TOOL_CALL_INVALID
