@@ -189,6 +189,8 @@ def test_a_mistake_gets_one_sentence(
     words: list[str],
 ) -> None:
     monkeypatch.setitem(sys.modules, "rclpy", None)  # as where ROS is not installed
+    for name in [name for name in sys.modules if name.startswith("gemma_mtp_ros.ros.")]:
+        monkeypatch.delitem(sys.modules, name)
     given = [pair[0] if word == "TARGET" else word for word in arguments]
     status, out, err = ask(capsys, *given)
     assert (status, out) == (2, "")

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gemma_mtp_ros.api import MAX_DRAFT, ErrorCode, Finish, GemmaMtpError, Message, Piece, Request
 from gemma_mtp_ros.demo import DRAFTER_DIR, TARGET_DIR
 from gemma_mtp_ros.demo.corpus import held_out
-from gemma_mtp_ros.engine import decode, ple
+from gemma_mtp_ros.engine import decode, ple, rounds
 from gemma_mtp_ros.engine.builder import linear_bytes, table_precision
 from gemma_mtp_ros.engine.decode import Engine, RoundControl
 from gemma_mtp_ros.engine.linear import precision_on
@@ -211,18 +211,19 @@ def test_host_round_trips_of_a_round(
         return original(ids)
 
     monkeypatch.setattr(decode, "read_back", counted)
+    monkeypatch.setattr(rounds, "read_back", counted)
     monkeypatch.setattr(ple, "read_back", counted)
     rules = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.1, "seed": 1}
     for sampling in ({}, rules):
-        rounds = before = 0
+        seen = before = 0
         for event in engine.generate(
             request("Bring Anna the red cup.", **sampling), lambda: RoundControl(4)
         ):
             if isinstance(event, Piece):
-                if rounds >= 2 and event.draft_length:
+                if seen >= 2 and event.draft_length:
                     assert count - before == trips
-                rounds, before = rounds + 1, count
-        assert rounds > 4
+                seen, before = seen + 1, count
+        assert seen > 4
 
 
 def test_nothing_else_in_a_round_waits_for_the_device() -> None:

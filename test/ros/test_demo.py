@@ -82,7 +82,9 @@ def test_a_node_that_cannot_load_is_explained(tmp_path: Path, parameters: dict[s
 def test_a_signal_ends_the_node_too(
     tmp_path: Path, parameters: dict[str, Any], number: signal.Signals
 ) -> None:
-    process = start(tmp_path, limited(parameters, 4000), "--prompt", "hello")
+    slow = limited(parameters, 4000)
+    slow["engine"] = slow["engine"] | {"max_duty_cycle": 0.1}
+    process = start(tmp_path, slow, "--prompt", "hello")
     assert process.stdout is not None
     said = ""
     while "\n> hello" not in said:
