@@ -166,7 +166,7 @@ def test_no_goal_of_a_burst_is_lost_while_the_node_is_busy(
 def test_a_goal_of_higher_priority_leaves_the_queue_first(
     active: NodeProcess, driver: Driver
 ) -> None:
-    running = driver.send(**LONG)
+    running = driver.send(**LONG, priority=9)
     running.wait_state(PREFILL)
     low, high = driver.send(**SHORT), driver.send(**SHORT, priority=9)
     running.cancel()
