@@ -26,8 +26,9 @@ from gemma_mtp_ros.engine.checkpoint import Weights
 from gemma_mtp_ros.engine.decode import Engine
 from gemma_mtp_ros.engine.drafter import Drafter
 from gemma_mtp_ros.engine.linear import Precision
-from gemma_mtp_ros.engine.load import GenerationDefaults, LoadedModel, workspace_bytes
+from gemma_mtp_ros.engine.load import GenerationDefaults, LoadedModel
 from gemma_mtp_ros.engine.sampling import Rules
+from gemma_mtp_ros.engine.sizes import workspace_bytes
 from gemma_mtp_ros.engine.spec import drafter_spec, text_spec
 from gemma_mtp_ros.engine.target import Target
 from gemma_mtp_ros.engine.text import Text

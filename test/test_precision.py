@@ -24,7 +24,6 @@ from gemma_mtp_ros.engine import decode, ple, rounds
 from gemma_mtp_ros.engine.builder import linear_bytes, table_precision
 from gemma_mtp_ros.engine.decode import Engine, RoundControl
 from gemma_mtp_ros.engine.linear import precision_on
-from gemma_mtp_ros.engine.load import weight_bytes
 
 PRECISIONS = ["float32", "bfloat16", "int8", "int4"]
 CUDA = torch.device("cuda")
@@ -246,23 +245,8 @@ def test_precisions_that_a_gpu_has_no_product_for_are_refused_with_the_alternati
     assert table_precision("int4", torch.device("cpu")) == "int8"
 
 
-def test_memory_is_known_before_anything_is_loaded(engine: Engine) -> None:
-    """What the check at configure counts is what is then held, up to norms and scalars."""
-    from gemma_mtp_ros.engine.checkpoint import Weights
-
-    weights = Weights(TARGET_DIR, "model")
-    counted = weight_bytes(weights, engine.config.weights, engine.device, ple=False)
-    held = engine.info.memory.weights
-    assert (
-        held
-        <= counted
-        <= held
-        + 4 * sum(entry.shape[0] for entry in weights.text_entries() if len(entry.shape) == 1)
-    )
-    assert linear_bytes(4, 64, "int4", torch.device("cpu")) == 4 * (32 + 4)
-
-
 def test_a_gpu_keeps_zero_points_too_and_odd_shapes_in_bfloat16() -> None:
+    assert linear_bytes(4, 64, "int4", torch.device("cpu")) == 4 * (32 + 4)
     gpu = torch.device("cuda")
     assert linear_bytes(8, 128, "int4", gpu) == 8 * (64 + 4 * 4)
     assert linear_bytes(8, 64, "int4", gpu) == 8 * 64 * 2

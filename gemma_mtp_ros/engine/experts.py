@@ -17,7 +17,7 @@ from ..api import ErrorCode, GemmaMtpError
 from .builder import LinearBuilder
 from .cache import ROWS
 from .checkpoint import Weights
-from .linear import Linear
+from .linear import Linear, Precision
 from .ops import RmsNorm, gated, kernels_for
 from .spec import TextSpec
 
@@ -37,6 +37,19 @@ def read_experts(w: Weights, name: str, shape: tuple[int, int, int], store: Stor
     return builder.finish()
 
 
+def check_experts(precision: Precision, device: torch.device) -> None:
+    """Refuse what has no product with chosen blocks of a weight.
+
+    :raises GemmaMtpError: for int4 on a GPU.
+    """
+    if device.type != "cpu" and precision == "int4":
+        raise GemmaMtpError(
+            f"engine.weights is int4, for which {device.type} has no product with chosen "
+            "experts; set engine.weights to bfloat16, or use a dense checkpoint",
+            ErrorCode.BACKEND_UNAVAILABLE,
+        )
+
+
 class Experts:
     """Router, experts and their norms in one layer.
 
@@ -45,12 +58,7 @@ class Experts:
 
     def __init__(self, w: Weights, i: int, spec: TextSpec, store: Store) -> None:
         assert spec.experts is not None
-        if store.device.type != "cpu" and store.precision == "int4":
-            raise GemmaMtpError(
-                f"engine.weights is int4, for which {store.device.type} has no product with chosen "
-                "experts; set engine.weights to bfloat16, or use a dense checkpoint",
-                ErrorCode.BACKEND_UNAVAILABLE,
-            )
+        check_experts(store.precision, store.device)
         self.spec = spec.experts
         count, ffn, hidden = self.spec.count, self.spec.ffn, spec.hidden
         name = f"layers.{i}."

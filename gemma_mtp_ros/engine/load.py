@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -24,9 +23,7 @@ from ..api import (
     MemoryUse,
     ModelInfo,
 )
-from .attention import MASK_BYTES
-from .builder import linear_bytes, table_precision
-from .cache import KV_DTYPES, ROWS, cache_bytes
+from . import sizes
 from .checkpoint import (
     Weights,
     available_memory,
@@ -38,14 +35,11 @@ from .costs import measure
 from .draft_costs import Costs
 from .drafter import Drafter
 from .drafting import reads_confidence
-from .linear import WORKSPACE as UNPACKED_VALUES
-from .linear import Precision
 from .ops import kernels_for
-from .ple import SMALL_BYTES
-from .spec import DRAFTER_TYPES, TARGET_TYPES, TextSpec, check_pair, drafter_spec, text_spec
-from .target import Target, storage_dtype
+from .spec import DRAFTER_TYPES, TARGET_TYPES, check_pair, drafter_spec, text_spec
+from .target import Target
 from .text import Text
-from .token_masks import BYTES_EACH, Vocabulary
+from .token_masks import Vocabulary
 from .verify import verify
 
 SMALL_MODEL = 64 * 2**20
@@ -143,47 +137,6 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def weight_bytes(weights: Weights, precision: Precision, device: torch.device, *, ple: bool) -> int:
-    """Bytes of the text model's tensors in a precision, from the headers.
-
-    :param ple: whether the table of per-layer embeddings is in memory.
-    """
-    total = 0
-    for entry in weights.text_entries():
-        table = "embed_tokens.weight" in entry.key or "lm_head." in entry.key
-        if "embed_tokens_per_layer" in entry.key:
-            item = 0 if not ple else storage_dtype(precision).itemsize
-            total += math.prod(entry.shape) * item
-        elif len(entry.shape) < 2:
-            total += math.prod(entry.shape) * 4
-        else:
-            kind = table_precision(precision, device) if table else precision
-            out, width = math.prod(entry.shape[:-1]), entry.shape[-1]
-            total += linear_bytes(out, width, kind, device)
-    return total
-
-
-def ple_in_memory(spec: TextSpec, where: str, precision: str) -> bool:
-    """Whether the table of per-layer embeddings is kept in memory."""
-    if not spec.ple or where != "auto":
-        return bool(spec.ple) and where == "memory"
-    width = len(spec.layers) * spec.ple
-    return spec.ple_vocab * width * storage_dtype(precision).itemsize <= SMALL_BYTES
-
-
-def workspace_bytes(spec: TextSpec, precision: Precision, chunk: int, context: int) -> int:
-    """Largest temporaries of a prefill chunk and of a pass, and the rotary tables; an estimate."""
-    widest = max(layer.ffn for layer in spec.layers)
-    heads = max(layer.head_dim * (spec.q_heads + 2 * layer.kv_heads) for layer in spec.layers)
-    ple = len(spec.layers) * spec.ple
-    row = 4 * (3 * spec.hidden + 3 * widest + 2 * heads + 3 * ple)
-    kv = max(2 * layer.kv_heads * layer.head_dim for layer in spec.layers)
-    keys = min(context, spec.window + chunk)
-    # A product of many rows unpacks a part of its weight.
-    unpacked = 2 * UNPACKED_VALUES if precision in ("int8", "int4") else 0
-    return chunk * row + 2 * 4 * kv * keys + MASK_BYTES + 3 * 4 * ROWS * spec.vocab + unpacked
-
-
 def revision_of(folder: Path) -> str:
     """Commit of a snapshot in the Hugging Face cache, else empty."""
     return folder.name if folder.parent.name == "snapshots" else ""
@@ -204,30 +157,20 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
     begin = time.monotonic()
     device = pick_device(config.device)
     precision = config.weights
-    drafter_precision = precision if config.drafter_weights == "same" else config.drafter_weights
-    kv_dtype = config.kv_dtype
-    if kv_dtype == "auto":
-        kv_dtype = "float32" if precision == "float32" else "bfloat16"
     folder = find_folder(config.model, "model")
     hf_config = read_config(folder, TARGET_TYPES, "model")
     text_config = hf_config.get_text_config()
     spec = text_spec(text_config)
     weights = Weights(folder, "model")
     progress("checkpoint", 0.0)
-    context = min(config.max_context, spec.max_positions)
-    kv = cache_bytes(spec, context, KV_DTYPES[kv_dtype])
-    ple = ple_in_memory(spec, config.ple, precision)
-    workspace = workspace_bytes(spec, precision, config.prefill_chunk, context)
-    if config.structured_output:
-        workspace += spec.vocab * BYTES_EACH
-    needed = weight_bytes(weights, precision, device, ple=ple) + kv + workspace
+    context = sizes.context_of(spec, config)
     draft_spec = draft_weights = None
     if config.drafter:
         draft_folder = find_folder(config.drafter, "drafter")
         draft_spec = drafter_spec(read_config(draft_folder, DRAFTER_TYPES, "drafter"))
         check_pair(spec, draft_spec, str(folder), str(draft_folder))
         draft_weights = Weights(draft_folder, "drafter")
-        needed += weight_bytes(draft_weights, drafter_precision, device, ple=False)
+    needed = sizes.needed(spec, draft_spec, config, device)
     check_memory(needed, available_memory(device), config.memory_reserve_mib * 1024 * 1024)
     if device.type == "cpu" and config.threads == 0 and needed < SMALL_MODEL:
         torch.set_num_threads(1)
@@ -253,15 +196,15 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
             weights,
             max_context=context,
             precision=precision,
-            kv_dtype=kv_dtype,
-            ple_in_memory=ple,
+            kv_dtype=sizes.kv_dtype_of(config),
+            ple_in_memory=sizes.ple_in_memory(spec, config.ple, precision),
             device=device,
             reproducible=config.reproducible,
         )
         drafter = None
         if draft_spec is not None and draft_weights is not None:
             draft_weights.progress = progress
-            drafter = Drafter(draft_spec, draft_weights, target, drafter_precision)
+            drafter = Drafter(draft_spec, draft_weights, target, sizes.drafter_precision(config))
         weights.forget()
         if draft_weights is not None:
             draft_weights.forget()
@@ -284,6 +227,7 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
     unwanted = [token for token in generation.suppressed if 0 <= token < spec.vocab]
     if unwanted:
         suppressed = torch.tensor(unwanted, device=device)
+    workspace = sizes.held_workspace_bytes(spec, config)
     for model in (target, drafter):
         if model is not None and model.recorded is not None:
             workspace += model.recorded.bytes
@@ -291,7 +235,7 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
         weights=target.weight_bytes,
         drafter=drafter.weight_bytes if drafter else 0,
         ple=target.ple.bytes if target.ple else 0,
-        kv=kv,
+        kv=sizes.kv_bytes(spec, config),
         workspace=workspace,
     )
     drafting: Drafting = "none"
