@@ -69,6 +69,7 @@ def parser() -> Parser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_ask(commands)
     _add_bench(commands)
+    _add_plan(commands)
     _add_record(commands)
     return top
 
@@ -224,6 +225,93 @@ def _add_bench(commands: Commands) -> None:
     bench.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     bench.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw them into this file, .png or .svg"
+    )
+
+
+def _add_plan(commands: Commands) -> None:
+    plan = commands.add_parser(
+        "plan",
+        help="say which model fits a board, and how to start it",
+        description="Compute what each released pair, or one, takes on a Jetson module or on this "
+        "machine, recommend one, and print the line that starts the node with it. Nothing is "
+        "downloaded or loaded. Bytes are those that configure counts; speeds are estimates. "
+        "Exit status 1: nothing fits.",
+    )
+    plan.add_argument(
+        "--module",
+        default="",
+        metavar="NAME",
+        help="orin-nano-4gb, orin-nano-8gb, orin-nx-8gb, orin-nx-16gb, agx-orin-32gb, "
+        "agx-orin-64gb, thor-64gb or thor-128gb (default: this machine)",
+    )
+    plan.add_argument(
+        "--model",
+        default="",
+        metavar="NAME",
+        help="E2B, E4B, 12B, 26B-A4B, 31B, a folder with config.json, or demo (default: all "
+        "released ones)",
+    )
+    plan.add_argument(
+        "--drafter",
+        default="",
+        metavar="NAME",
+        help="folder of its drafter; none: no drafts (default: the released one; with a folder "
+        "none)",
+    )
+    plan.add_argument(
+        "--weights", choices=PRECISIONS, help="plan for this precision alone (default: all)"
+    )
+    plan.add_argument(
+        "--context",
+        type=_integer(16, 262_144),
+        metavar="N",
+        help="most tokens of prompt and answer together (default: as many as are cheap)",
+    )
+    plan.add_argument(
+        "--kv-dtype",
+        choices=("auto", "float32", "bfloat16", "int8"),
+        default="auto",
+        help="precision of keys and values",
+    )
+    plan.add_argument(
+        "--ple",
+        choices=("auto", "disk", "memory"),
+        default="auto",
+        help="where the table of per-layer embeddings lies",
+    )
+    plan.add_argument(
+        "--no-reproducible",
+        dest="reproducible",
+        action="store_false",
+        help="plan for passes of natural width (see docs/engine.md)",
+    )
+    plan.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    plan.add_argument(
+        "--reserve-mib",
+        type=_integer(0, 1_048_576),
+        metavar="MIB",
+        help="memory to leave to the rest of the robot (default: a quarter, at least 1024)",
+    )
+    plan.add_argument(
+        "--cache-mib",
+        type=_integer(0, 1_048_576),
+        metavar="MIB",
+        help="memory for cached prefixes (default: as the board's preset)",
+    )
+    plan.add_argument(
+        "--min-speed",
+        type=_number(float, 0.0, 1e6, "number"),
+        default=10.0,
+        metavar="N",
+        help="tokens/s that a recommended model is to reach on text that drafts badly "
+        "(default: %(default)s)",
+    )
+    plan.add_argument("--json", action="store_true", help="one JSON object; sizes in bytes")
+    plan.add_argument(
+        "--root",
+        default="/",
+        metavar="FOLDER",
+        help="folder that holds proc/ of the board (default: %(default)s)",
     )
 
 
