@@ -1,6 +1,9 @@
 # Copyright 2026 The gemma_mtp_ros Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The node on a Jetson Orin: ros2 launch gemma_mtp_ros orin.launch.py model:=... drafter:=..."""
+"""The node on a Jetson Orin: ros2 launch gemma_mtp_ros orin.launch.py model:=... drafter:=...
+
+The preset is that of the board; gemma-mtp plan prints the line for a board and a model.
+"""
 
 import os
 
@@ -16,9 +19,9 @@ def generate_launch_description():
         [
             DeclareLaunchArgument("model", description="folder of the Gemma 4 target"),
             DeclareLaunchArgument(
-                "params_file",
-                default_value=os.path.join(HERE, "..", "config", "orin.yaml"),
-                description="parameter file",
+                "preset",
+                default_value="auto",
+                description="orin_nano, orin_nx, agx_orin, cpu; auto: that of this board; none",
             ),
             IncludeLaunchDescription(
                 PythonLaunchDescriptionSource(os.path.join(HERE, "node.launch.py"))

@@ -132,9 +132,9 @@ def test_installed_layout() -> None:
         assert os.access(program, os.X_OK)
         assert program.read_text().startswith("#!/usr/bin/env python3\n")
     share = prefix / "share" / "gemma_mtp_ros"
-    for name in ("package.xml", "config/demo.yaml", "config/orin.yaml", "examples/README.md"):
+    for name in ("package.xml", "config/demo.yaml", "config/thor.yaml", "examples/README.md"):
         assert (share / name).is_file()
-    for name in ("demo", "orin"):
+    for name in ("demo", "orin", "thor"):
         assert (share / "launch" / f"{name}.launch.py").is_file()
     (package,) = prefix.glob("lib/python3*/site-packages/gemma_mtp_ros")
     for name in ("__init__.py", "api.py", "engine/worker.py", "ros/node.py", "msg/__init__.py"):

@@ -22,7 +22,9 @@ pytestmark = [pytest.mark.launch, pytest.mark.timeout(300)]
 
 LAUNCH = Path(__file__).parent.parent.parent / "launch"
 ARGUMENTS = {"namespace", "params_file", "model", "drafter", "autostart", "respawn"}
-ARGUMENTS |= {"log_level", "use_sim_time"}
+ARGUMENTS |= {"log_level", "use_sim_time", "preset", "device", "weights", "kv_dtype", "ple"}
+ARGUMENTS |= {"max_context", "draft_length", "cache_mib", "memory_reserve_mib", "reproducible"}
+NAMES = ["demo", "node", "orin", "thor"]
 LOAD_S = 180.0
 
 
@@ -71,27 +73,31 @@ def wait_active(driver: Driver) -> None:
     driver.wait_until(lambda: any("takes goals" in log.msg for log in driver.logs), LOAD_S)
 
 
-@pytest.mark.parametrize("name", ["demo.launch.py", "orin.launch.py", "node.launch.py"])
+@pytest.mark.parametrize("name", NAMES)
 def test_every_argument_is_shown(name: str) -> None:
-    command = ["ros2", "launch", str(LAUNCH / name), "--show-args"]
+    command = ["ros2", "launch", str(LAUNCH / f"{name}.launch.py"), "--show-args"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     shown = {line.strip().strip("':") for line in done.stdout.splitlines()}
     assert shown >= ARGUMENTS
 
 
-def test_orin_needs_a_model() -> None:
-    command = ["ros2", "launch", str(LAUNCH / "orin.launch.py")]
+@pytest.mark.parametrize("name", ["orin", "thor"])
+def test_a_board_needs_a_model(name: str) -> None:
+    command = ["ros2", "launch", str(LAUNCH / f"{name}.launch.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
     assert "model" in done.stdout + done.stderr
 
 
-def test_a_bad_boolean_is_told() -> None:
-    command = ["ros2", "launch", str(LAUNCH / "demo.launch.py"), "respawn:=perhaps"]
+@pytest.mark.parametrize(
+    "argument", ["respawn:=perhaps", "max_context:=many", "preset:=orin", "reproducible:=2"]
+)
+def test_a_bad_argument_is_told(argument: str) -> None:
+    command = ["ros2", "launch", str(LAUNCH / "demo.launch.py"), argument]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
-    assert "respawn:=perhaps" in done.stdout + done.stderr
+    assert f"{argument} is not" in done.stdout + done.stderr
 
 
 @pytest.mark.slow
