@@ -116,6 +116,7 @@ def test_the_launch_line_names_arguments_that_there_are(capsys: pytest.CaptureFi
                 if isinstance(row, ast.Tuple):
                     known.add(ast.literal_eval(row.elts[0]))
     options = ["--kv-dtype", "int8", "--ple", "disk", "--no-reproducible", "--cache-mib", "7"]
+    options.append("--no-structured-output")
     line = plan(capsys, "--module", "thor-64gb", "--device", "cpu", *options)["launch"]
     words = line.split()
     assert words[:5] == ["ros2", "launch", "gemma_mtp_ros", "thor.launch.py", "preset:=thor"]
@@ -318,3 +319,38 @@ def test_a_mixture_gains_little_from_drafts() -> None:
 
     assert gain("26B-A4B") < 1.3 < 2.5 < gain("31B")
     assert estimate.EFFICIENCY < estimate.EFFICIENCY_MEASURED < 1
+
+
+# --- The page ------------------------------------------------------------------------------------
+
+
+def test_the_page_shows_what_is_printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs" / "sizing.md").read_text().splitlines()
+    monkeypatch.setenv("COLUMNS", "110")
+    _, out, _ = said(capsys, "--module", "orin-nano-8gb")
+    shown = [line for line in out.splitlines() if line[:1] in "┏┃┡│├└" or "ros2 launch" in line]
+    assert len(shown) > 25
+    assert [line for line in shown if line.rstrip() not in page] == []
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.name)
+def test_the_page_names_what_is_recommended(
+    capsys: pytest.CaptureFixture[str], module: Any
+) -> None:
+    (row,) = (
+        line
+        for line in (ROOT / "docs" / "sizing.md").read_text().splitlines()
+        if line.startswith(f"| `{module.name}` |")
+    )
+    chosen = plan(capsys, "--module", module.name)["recommended"]
+    if chosen is None:
+        assert "nothing fits" in row
+        return
+    cells = [cell.strip() for cell in row.split("|")]
+    assert cells[3:6] == [chosen["name"], chosen["weights"], f"{chosen['max_context']:,}"]
+    taken = (chosen["bytes"]["total"], chosen["left"])
+    assert cells[6:8] == [f"{size / GIB:.1f} GiB" for size in taken]
+    speeds = chosen["estimated_tokens_per_second"]
+    assert cells[8].startswith(f"~{speeds['plain']:.0f};")

@@ -285,6 +285,12 @@ def _add_plan(commands: Commands) -> None:
         action="store_false",
         help="plan for passes of natural width (see docs/engine.md)",
     )
+    plan.add_argument(
+        "--no-structured-output",
+        dest="structured_output",
+        action="store_false",
+        help="plan without the masks that hold answers to schemas",
+    )
     plan.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     plan.add_argument(
         "--reserve-mib",

@@ -69,6 +69,7 @@ def make_plan(options: argparse.Namespace) -> Plan:
         kv_dtype=options.kv_dtype,
         ple=options.ple,
         reproducible=options.reproducible,
+        structured_output=options.structured_output,
         cache_max_mib=cache_mib,
         max_context=options.context or 4096,
         memory_reserve_mib=reserve // fitting.MIB,
@@ -168,7 +169,7 @@ def find_board(options: argparse.Namespace) -> Board:
         )
     if module is not None:
         device = torch.device("cuda" if options.device == "auto" else options.device)
-        notes = ()
+        notes: tuple[str, ...] = ()
         if device.type == "cuda" and not torch.cuda.is_available():
             notes = (
                 "This torch sees no CUDA device: install a build for this board, or give "

@@ -21,8 +21,9 @@ CONTEXTS = (4096, 8192, 16_384, 32_768, 131_072)
 
 ESTIMATES = (
     "tokens/s are estimates from memory bandwidth, for text that drafts badly to well; nothing "
-    "was measured on a Jetson. Bytes of weights, keys and values are exact; workspace, processes, "
-    "CUDA context and system are estimates. docs/sizing.md has the formula."
+    "was measured on a Jetson. Weights, keys and values are counted as configure counts them; "
+    "workspace, processes, CUDA context and what the system leaves free are estimates. "
+    "docs/sizing.md has the formula."
 )
 INT4 = (
     "int4 rounds weights that were not trained for it: a QAT checkpoint in its unquantised form "
@@ -125,6 +126,8 @@ class Plan:
             words.append(f"kv_dtype:={config.kv_dtype}")
         if config.ple != "auto":
             words.append(f"ple:={config.ple}")
+        if not config.structured_output:
+            words.append("structured_output:=false")
         if not config.reproducible:
             words.append("reproducible:=false")
         return " ".join(words)
@@ -225,7 +228,10 @@ def memory_table(each: Fit, plan: Plan) -> Table:
     kv_dtype = sizes.kv_dtype_of(config)
     table.add_row("keys and values", gib(use.kv), f"{kv_dtype}, at the full context")
     table.add_row("cached prefixes", gib(use.snapshots), "at most (cache.max_mib)")
-    table.add_row("workspace", gib(use.workspace), "estimate")
+    masks = sizes.mask_bytes(spec, config)
+    table.add_row("workspace", gib(use.workspace - masks), "estimate")
+    if masks:
+        table.add_row("token masks", gib(masks), "at most (engine.structured_output)")
     names = ["engine and node processes"] if plan.machine.shared else []
     names += ["CUDA context"] if plan.machine.device.type == "cuda" else []
     table.add_row(", ".join(names) or "beside it", gib(each.overhead), "estimate")

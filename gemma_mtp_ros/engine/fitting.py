@@ -20,7 +20,7 @@ MIB, GIB = 2**20, 2**30
 
 PROCESS_BYTES = 600 * MIB
 """Python, torch, transformers and a tokenizer of 262,144 tokens in the engine process, and the
-node's own: 260 MiB of libraries and 70 MiB of node measured on x86-64, the rest estimated."""
+node's own: 260 MiB of libraries and 90 MiB of node measured on x86-64, the rest estimated."""
 
 CONTEXT_BYTES = 512 * MIB
 """CUDA context with the kernels in use, an estimate. It goes when the process ends."""

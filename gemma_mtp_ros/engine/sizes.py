@@ -199,13 +199,16 @@ def kv_bytes(spec: TextSpec, config: EngineConfig) -> int:
     return cache_bytes(spec, context_of(spec, config), KV_DTYPES[kv_dtype_of(config)])
 
 
+def mask_bytes(spec: TextSpec, config: EngineConfig) -> int:
+    """What structured output knows of every token of the vocabulary, in the CPU's memory."""
+    return spec.vocab * BYTES_EACH if config.structured_output else 0
+
+
 def held_workspace_bytes(spec: TextSpec, config: EngineConfig) -> int:
-    """Workspace of a configuration, recorded passes aside: temporaries, and what structured output
-    knows of every token.
-    """
+    """Workspace of a configuration, recorded passes aside."""
     context = context_of(spec, config)
-    total = workspace_bytes(spec, config.weights, config.prefill_chunk, context)
-    return total + (spec.vocab * BYTES_EACH if config.structured_output else 0)
+    temporaries = workspace_bytes(spec, config.weights, config.prefill_chunk, context)
+    return temporaries + mask_bytes(spec, config)
 
 
 def planned(
