@@ -12,6 +12,27 @@ DEMO = "demo"
 NO_DRAFTER = "none"
 """A drafter of this name is none at all."""
 
+RELEASED = ("E2B", "E4B", "12B", "26B-A4B", "31B")
+"""Sizes of the released pairs."""
+
+
+def released_pair(size: str) -> tuple[str, str] | None:
+    """The repositories of target and drafter of a released size, in any case; None: no such."""
+    found = next((known for known in RELEASED if known.lower() == size.lower()), None)
+    return found and (f"google/gemma-4-{found}-it", f"google/gemma-4-{found}-it-assistant")
+
+
+def drafter_of(target: str) -> str | None:
+    """The repository of a released target's drafter; None: this is no released target."""
+    pairs = [pair for pair in map(released_pair, RELEASED) if pair is not None]
+    return next((drafter for name, drafter in pairs if name.lower() == target.lower()), None)
+
+
+def split_revision(name: str) -> tuple[str, str | None]:
+    """``owner/name@revision`` as repository and branch, tag or commit; None: not given."""
+    repository, _, revision = name.partition("@")
+    return repository, revision or None
+
 
 def resolve_pair(model: str, drafter: str) -> tuple[str, str]:
     """Return the names of target and drafter for the engine; an empty drafter there is none.

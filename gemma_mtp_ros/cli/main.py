@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from .. import __version__
 from ..api import MAX_DRAFT, GemmaMtpError, one_sentence
+from ..models import RELEASED
 
 PRECISIONS = ("float32", "bfloat16", "int8", "int4")
 
@@ -71,6 +72,8 @@ def parser() -> Parser:
     _add_bench(commands)
     _add_plan(commands)
     _add_record(commands)
+    _add_fetch(commands)
+    _add_doctor(commands)
     return top
 
 
@@ -356,6 +359,60 @@ def _add_record(commands: Commands) -> None:
         default="/",
         metavar="FOLDER",
         help="folder that holds sys/, proc/, etc/ and var/ of the board (default: %(default)s)",
+    )
+
+
+def _add_fetch(commands: Commands) -> None:
+    fetch = commands.add_parser(
+        "fetch",
+        help="download a target and its drafter, checked as a pair",
+        description="Download a Gemma 4 target and its drafter from the Hugging Face Hub into the "
+        "local cache: what the engine reads of them and nothing else. Prints the commit of each. "
+        "After an interruption the same command goes on where it stopped.",
+    )
+    fetch.add_argument(
+        "name",
+        metavar="NAME",
+        help=f"size of a released pair ({', '.join(RELEASED)}), or a target's repository "
+        "(OWNER/NAME)",
+    )
+    fetch.add_argument(
+        "--drafter",
+        default="",
+        metavar="NAME",
+        help="repository of the drafter; none: the target alone (default: that of the released "
+        "pair, else none)",
+    )
+    for option, whose in (("--revision", "target"), ("--drafter-revision", "drafter")):
+        fetch.add_argument(
+            option,
+            default="",
+            metavar="REV",
+            help=f"branch, tag or commit of the {whose} (default: main)",
+        )
+    fetch.add_argument(
+        "--offline",
+        action="store_true",
+        help="ask nobody: say what is in the cache, and whether it is complete (also with "
+        "HF_HUB_OFFLINE=1)",
+    )
+
+
+def _add_doctor(commands: Commands) -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        help="check what the node needs on this machine",
+        description="Check ROS, Python and its packages, the GPU, the sensors, memory, disk and "
+        "power mode, and let the embedded pair write 20 tokens. Each finding is a sentence, with "
+        "the remedy. Ends with 1 if there is an error.",
+    )
+    doctor.add_argument("--json", action="store_true", help="one JSON object with all findings")
+    doctor.add_argument(
+        "--root",
+        default="/",
+        metavar="FOLDER",
+        help="folder that holds sys/, proc/, etc/, var/ and dev/ of the board "
+        "(default: %(default)s)",
     )
 
 

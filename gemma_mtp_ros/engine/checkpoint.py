@@ -15,6 +15,7 @@ import torch
 from transformers import AutoConfig
 
 from ..api import CheckpointError, ErrorCode
+from ..models import split_revision
 from .tensor_file import (
     DTYPES,
     RowFile,
@@ -40,7 +41,7 @@ def find_folder(name: str, role: str) -> Path:
     """Resolve a folder or a downloaded repository name to a folder with ``config.json``.
 
     Nothing is downloaded here: a name such as ``google/gemma-4-E2B-it`` is looked up in the
-    local Hugging Face cache only.
+    local Hugging Face cache only, at the revision after an ``@`` or else of its main branch.
 
     :raises CheckpointError: when there is no such folder or no config in it.
     """
@@ -49,16 +50,26 @@ def find_folder(name: str, role: str) -> Path:
             f"no {role} is set; give a Hugging Face folder in the parameter '{role}'"
         )
     folder = Path(name).expanduser()
-    if not folder.exists() and not folder.is_absolute() and name.count("/") == 1:
+    repository, revision = split_revision(name)
+    if not folder.exists() and not folder.is_absolute() and repository.count("/") == 1:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
         try:
-            folder = Path(snapshot_download(name, local_files_only=True))
+            # A repository holds more than is read here; what is read is looked for one by one.
+            folder = Path(
+                snapshot_download(
+                    repository,
+                    revision=revision,
+                    local_files_only=True,
+                    allow_patterns=["config.json"],
+                )
+            )
         except (LocalEntryNotFoundError, HFValidationError) as error:
+            pinned = f" --revision {revision}" if revision else ""
             raise CheckpointError(
                 f"{role} {name!r} is neither a folder nor in the local Hugging Face cache; "
-                f"download it (hf download {name}) or give the path of its folder"
+                f"download it (gemma-mtp fetch {repository}{pinned}) or give the path of its folder"
             ) from error
     if folder.suffix == ".gguf" or (
         folder.is_dir() and not (folder / "config.json").is_file() and any(folder.glob("*.gguf"))
