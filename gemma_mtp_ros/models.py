@@ -19,7 +19,9 @@ RELEASED = ("E2B", "E4B", "12B", "26B-A4B", "31B")
 def released_pair(size: str) -> tuple[str, str] | None:
     """The repositories of target and drafter of a released size, in any case; None: no such."""
     found = next((known for known in RELEASED if known.lower() == size.lower()), None)
-    return found and (f"google/gemma-4-{found}-it", f"google/gemma-4-{found}-it-assistant")
+    if found is None:
+        return None
+    return f"google/gemma-4-{found}-it", f"google/gemma-4-{found}-it-assistant"
 
 
 def drafter_of(target: str) -> str | None:

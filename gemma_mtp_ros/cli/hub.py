@@ -33,7 +33,7 @@ from huggingface_hub import (
     try_to_load_from_cache,
 )
 from huggingface_hub.file_download import http_get, repo_folder_name
-from huggingface_hub.utils import build_hf_headers
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from .. import __version__
 from ..api import ErrorCode, GemmaMtpError
