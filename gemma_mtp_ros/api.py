@@ -15,8 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
-MAX_DRAFT = 7
-"""Most tokens drafted in one round; a target pass has at most ``MAX_DRAFT + 1`` rows."""
+from .limits import MAX_DRAFT as MAX_DRAFT
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_BYTES = 1024

@@ -24,6 +24,7 @@ TOP_LEVEL = {
     "api": "border",
     "control": "border",
     "framing": "border",
+    "limits": "border",
     "models": "border",
     "terminal": "border",
     "backlog": "host",
@@ -171,7 +172,8 @@ def test_relative_imports_are_resolved() -> None:
         ("gemma_mtp_ros.host", {"torch", "transformers", "rclpy"}),
         ("gemma_mtp_ros.telemetry.watchdog", {"torch", "transformers", "rclpy", "pydantic"}),
         ("gemma_mtp_ros.engine.worker", {"rclpy"}),
-        ("gemma_mtp_ros.cli.main", {"torch", "transformers", "rclpy"}),
+        ("gemma_mtp_ros.cli.main", {"torch", "transformers", "rclpy", "pydantic", "rich"}),
+        ("gemma_mtp_ros.cli.doctor", {"torch", "transformers", "rclpy", "pydantic", "rich"}),
     ],
 )
 def test_importing_loads_no_more_than_it_may(module: str, unwanted: set[str]) -> None:

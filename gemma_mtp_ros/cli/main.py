@@ -14,10 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from pydantic import ValidationError
-
 from .. import __version__
-from ..api import MAX_DRAFT, GemmaMtpError, one_sentence
+from ..limits import MAX_DRAFT
 from ..models import RELEASED
 
 PRECISIONS = ("float32", "bfloat16", "int8", "int4")
@@ -408,6 +406,13 @@ def _add_doctor(commands: Commands) -> None:
     )
     doctor.add_argument("--json", action="store_true", help="one JSON object with all findings")
     doctor.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="CHECK",
+        help="carry out this check alone; may be given more than once",
+    )
+    doctor.add_argument(
         "--root",
         default="/",
         metavar="FOLDER",
@@ -428,11 +433,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = importlib.import_module(f"{__package__}.{options.command}")
         status: int = command.run(options)
         return status
-    except ValidationError as error:
-        field, rest = one_sentence(error).split(" ", 1)
-        return _mistake(f"--{field.replace('_', '-')} {rest}")
-    except GemmaMtpError as error:
-        return _mistake(str(error))
     except ImportError as error:
         return _mistake(
             f"{error.name or error} cannot be imported by {sys.executable} ({error}); install the "
@@ -445,6 +445,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read has enough. Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except Exception as error:
+        sentence = _sentence(error)
+        if sentence is None:
+            raise
+        return _mistake(sentence)
+
+
+def _sentence(error: Exception) -> str | None:
+    """What the user can put right; None: the program is at fault.
+
+    Imports here what every command but doctor cannot do without: doctor says if it is missing.
+    """
+    from pydantic import ValidationError
+
+    from ..api import GemmaMtpError, one_sentence
+
+    if isinstance(error, ValidationError):
+        field, rest = one_sentence(error).split(" ", 1)
+        return f"--{field.replace('_', '-')} {rest}"
+    return str(error) if isinstance(error, GemmaMtpError) else None
 
 
 def _mistake(sentence: str) -> int:
