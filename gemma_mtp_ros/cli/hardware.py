@@ -229,8 +229,8 @@ def memory(machine: Machine) -> list[Finding]:
         ]
     free, total = found["MemAvailable"], found.get("MemTotal", 0)
     said = f"{free} MiB of memory are free of {total}"
-    remedy = "end what is not needed; without a desktop (sudo systemctl isolate multi-user.target) "
-    remedy += "a Jetson has up to 1 GiB more"
+    remedy = "end what is not needed (a desktop ends with sudo systemctl isolate "
+    remedy += "multi-user.target); gemma-mtp plan says what fits"
     if free < LEAST_MIB:
         return [error(f"{said}, less than the {LEAST_MIB} that the engine itself needs", remedy)]
     if free < ENOUGH_MIB:

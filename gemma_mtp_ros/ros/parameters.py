@@ -97,7 +97,8 @@ LIVE = When.LIVE
 # fmt: off
 TABLE: tuple[Spec, ...] = (
     _spec("model", "", """Folder of the target model (config.json, tokenizer.json, safetensors) or
-        name of a downloaded Hugging Face repository; "demo": the embedded pair."""),
+        name of a Hugging Face repository that gemma-mtp fetch has brought (OWNER/NAME, or
+        OWNER/NAME@REVISION); "demo": the embedded pair."""),
     _spec("drafter", "", """Folder or name of the MTP drafter trained with this target; "demo": the
         embedded one; "none": no drafts; empty: "demo" with model "demo", else "none"."""),
     _spec("autostart", False, """The node configures and activates itself at its start. Leave it
