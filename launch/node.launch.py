@@ -65,6 +65,7 @@ PARAMETERS = (
     ("draft_length", "draft.max_length", whole, "most tokens drafted in a round"),
     ("cache_mib", "cache.max_mib", whole, "MiB for cached prefixes"),
     ("memory_reserve_mib", "engine.memory_reserve_mib", whole, "MiB left to the robot"),
+    ("telemetry_root", "telemetry.root", str, "where the board's file tree is"),
     ("structured_output", "engine.structured_output", truth, "hold answers to schemas"),
     ("reproducible", "engine.reproducible", truth, "the same bits for every draft length"),
 )
