@@ -33,7 +33,7 @@ BOARDS = {"jetpack6": (ORIN_NANO, AGX_ORIN), "jetpack7": (AGX_THOR,)}
 ON_BOARD = [(service, board) for service, boards in BOARDS.items() for board in boards]
 # What CMakeLists.txt and package.xml need in the image's workspace stage.
 BUILT_FROM = ("CMakeLists.txt", "package.xml", "LICENSE", "action", "cmake", "config", "csrc")
-BUILT_FROM += ("gemma_mtp_ros", "launch", "msg", "programs", "srv")
+BUILT_FROM += ("examples", "gemma_mtp_ros", "launch", "msg", "programs", "srv")
 
 Instruction = tuple[str, str]
 
@@ -197,8 +197,9 @@ def test_variables_and_arguments_are_declared_and_told() -> None:
 def test_the_launch_file_and_its_arguments_exist(service: str) -> None:
     ros2, launch, package, name, *arguments = compose()["services"][service]["command"]
     assert (ros2, launch, package) == ("ros2", "launch", "gemma_mtp_ros")
-    (default,) = re.fullmatch(r"\$\{LAUNCH:-(\S+)\}", name).groups()  # type: ignore[union-attr]
-    assert (ROOT / "launch" / default).is_file()
+    default = re.fullmatch(r"\$\{LAUNCH:-(\S+)\}", name)
+    assert default is not None
+    assert (ROOT / "launch" / default[1]).is_file()
     tree = ast.parse((ROOT / "launch/node.launch.py").read_text())
     (declared,) = (
         ast.literal_eval(node.value)
