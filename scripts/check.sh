@@ -22,7 +22,16 @@ case ${1:-} in
     ruff check --fix --exit-zero .
     ruff format .
     ;;
-  fast) GEMMA_MTP_REQUIRE_ROS=1 exec python -m pytest -m "not slow" ;;
-  slow) GEMMA_MTP_REQUIRE_ROS=1 exec python -m pytest -m slow ;;
+  fast|slow)
+    export GEMMA_MTP_REQUIRE_ROS=1
+    [ "$1" = slow ] && chosen="slow" || chosen="not slow"
+    status=0
+    # Engines compute on one thread each, so several run side by side; nodes are given the machine.
+    cores=$(nproc)
+    python -m pytest -m "$chosen" --ignore test/ros -n $((cores < 4 ? cores : 4)) --dist worksteal ||
+      status=1
+    python -m pytest -m "$chosen" test/ros || status=1
+    exit $status
+    ;;
   *) echo "usage: scripts/check.sh lint|format|fast|slow" >&2; exit 2 ;;
 esac
