@@ -212,13 +212,14 @@ def test_the_launch_file_and_its_arguments_exist(service: str) -> None:
     assert default is not None
     assert (ROOT / "launch" / default[1]).is_file()
     tree = ast.parse((ROOT / "launch/node.launch.py").read_text())
-    (declared,) = (
-        ast.literal_eval(node.value)
+    tables = [
+        node.value
         for node in tree.body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ARGUMENTS"
-    )
-    given = {argument.partition(":=")[0] for argument in arguments}
-    assert given <= {name for name, *_ in declared}
+        if isinstance(node, ast.Assign)
+        and ast.unparse(node.targets[0]) in ("ARGUMENTS", "PARAMETERS")
+    ]
+    declared = {ast.literal_eval(row.elts[0]) for table in tables for row in table.elts}
+    assert {argument.partition(":=")[0] for argument in arguments} <= declared
     assert "telemetry_root:=/host" in arguments
 
 

@@ -122,6 +122,7 @@ def test_the_launch_line_names_arguments_that_there_are(capsys: pytest.CaptureFi
     assert words[:5] == ["ros2", "launch", "gemma_mtp_ros", "thor.launch.py", "preset:=thor"]
     assert {word.split(":=")[0] for word in words[4:]} == known - {
         "namespace", "params_file", "autostart", "respawn", "log_level", "use_sim_time",
+        "telemetry_root",
     }  # fmt: skip
 
 
