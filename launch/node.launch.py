@@ -95,7 +95,7 @@ def start(context):
         except ValueError as error:
             raise ValueError(f"{name}:={text} {error}") from None
 
-    said, parameters = preset_files(given("preset"))
+    said, parameters = preset_files(given("preset"), given("telemetry_root") or "/")
     if given("params_file"):
         parameters.append(given("params_file"))
     parameters.append({name: given(name, truth) for name in ("autostart", "use_sim_time")})
@@ -117,8 +117,8 @@ def start(context):
     return [*([LogInfo(msg=said)] if said else []), node]
 
 
-def preset_files(preset):
-    """What to say, and the parameter files of a preset, base first."""
+def preset_files(preset, root):
+    """What to say, and the parameter files of a preset, base first; the board's files in `root`."""
     if preset == "none":
         return "", []
     base = os.path.join(CONFIG, f"{BASE}.yaml")
@@ -126,7 +126,7 @@ def preset_files(preset):
     if preset == "auto":
         from gemma_mtp_ros.telemetry.boards import preset_here
 
-        preset = preset_here()
+        preset = preset_here(root)
         if not preset:
             return (
                 "preset: this board is not known, config/orin.yaml alone holds; name one with "

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from driver import SUCCEEDED, Driver
+from jetson_tree import ORIN_NANO, JetsonTree
 from test_goals import SHORT
 
 pytestmark = [pytest.mark.launch, pytest.mark.timeout(300)]
@@ -146,3 +147,20 @@ def test_arguments_reach_the_node(driver: Driver, pair: tuple[Path, Path], tmp_p
         assert driver.get("use_sim_time").bool_value
         # Nobody publishes /clock: what is timed here must run on the steady clock.
         driver.wait_until(lambda: len(driver.diagnostics) >= 2)
+
+
+@pytest.mark.slow
+def test_the_preset_is_that_of_the_board_that_telemetry_reads(
+    driver: Driver, pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    arguments = [f"model:={pair[0]}", f"telemetry_root:={tmp_path / 'board'}", "autostart:=false"]
+    (tmp_path / "board").mkdir()
+    driver.forget()
+    with (
+        JetsonTree(tmp_path / "board", ORIN_NANO),
+        launched("orin.launch.py", tmp_path / "log", *arguments),
+    ):
+        driver.wait_node(LOAD_S)
+        assert "preset orin_nano, by the board's model" in (tmp_path / "log").read_text()
+        assert driver.get("telemetry.root").string_value == str(tmp_path / "board")
+        driver.wait_until(lambda: driver.power[-1].power_mode == "MAXN_SUPER")
