@@ -51,7 +51,10 @@ def run(options: argparse.Namespace) -> int:
     """
     wanted = choose(options)
     console = Console(stderr=True)
-    if options.offline or hub.is_offline():
+    if options.offline:
+        return tell_cached(wanted)
+    if hub.is_offline():
+        console.print("HF_HUB_OFFLINE is set, so nothing is downloaded", highlight=False)
         return tell_cached(wanted)
     fetch(wanted, console)
     return 0

@@ -56,6 +56,8 @@ RESUMED_BYTES = 4 * 2**20
 """From this size on a file that was cut off is kept; below, it is fetched anew."""
 SPARE_BYTES = 64 * 2**20
 """Left free on the disk."""
+ANSWER_S = 30.0
+"""How long the hub may take to say what a repository holds."""
 _LIBRARY: dict[str, Any] = {"library_name": "gemma_mtp_ros", "library_version": __version__}
 _HttpError: type[Exception] = vars(errors)["HTTPError"]
 """Of all that httpx raises, or httpx2: huggingface_hub took the one, and takes the other."""
@@ -129,7 +131,9 @@ def look_up(name: str, revision: str) -> Repository:
         FetchError: there is no such repository or revision, no access, or no network.
     """
     with sentences(name, revision):
-        info = HfApi(**_LIBRARY).model_info(name, revision=revision, files_metadata=True)
+        info = HfApi(**_LIBRARY).model_info(
+            name, revision=revision, files_metadata=True, timeout=ANSWER_S
+        )
     files = {}
     for sibling in info.siblings or []:
         sha256 = sibling.lfs.sha256 if sibling.lfs else ""
