@@ -27,13 +27,12 @@ from gemma_mtp_ros.engine.decode import Engine
 from gemma_mtp_ros.engine.drafter import Drafter
 from gemma_mtp_ros.engine.linear import Precision
 from gemma_mtp_ros.engine.load import GenerationDefaults, LoadedModel
+from gemma_mtp_ros.engine.released import FULL, RELEASED, SLIDING, Released
 from gemma_mtp_ros.engine.sampling import Rules
 from gemma_mtp_ros.engine.sizes import workspace_bytes
 from gemma_mtp_ros.engine.spec import drafter_spec, text_spec
 from gemma_mtp_ros.engine.target import Target
 from gemma_mtp_ros.engine.text import Text
-
-SLIDING, FULL = "sliding_attention", "full_attention"
 
 BRANCH = 0.02
 """Weight of what attention and feed-forward add to a random model's embedding.
@@ -57,7 +56,7 @@ class Shape:
         """The target's text config and the drafter's."""
         from transformers import Gemma4AssistantConfig, Gemma4TextConfig
 
-        body = Gemma4TextConfig(**{**self.body, "num_kv_shared_layers": 4})
+        body = Gemma4TextConfig(**self.body)
         head: dict[str, Any] = {}
         if self.centroids is not None:
             count, opened = self.centroids
@@ -95,86 +94,13 @@ class Shape:
         )
 
 
-def _shape(
-    name: str,
-    size: tuple[int, int, int],
-    period: int,
-    heads: dict[str, int | bool],
-    shared: int,
-    drafter: tuple[int, int, int],
-    **more: Any,
-) -> Shape:
-    """:param size: hidden, layers, feed-forward.
-    :param period: layers of which the last is full.
-    :param drafter: hidden, feed-forward, query heads.
-    """
-    hidden, layers, ffn = size
-    common: dict[str, Any] = {
-        **heads,
-        "vocab_size": 262_144,
-        "head_dim": 256,
-        "global_head_dim": 512,
-        "sliding_window": 512,
-        "max_position_embeddings": 131_072,
-        "hidden_size_per_layer_input": 0,
-        "vocab_size_per_layer_input": 0,
-        "eos_token_id": [1],
-        **more,
-    }
-    ple = {"hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262_144}
-    target = {
-        **common,
-        **(ple if shared else {}),
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "intermediate_size": ffn,
-        "layer_types": ([SLIDING] * (period - 1) + [FULL]) * (layers // period),
-        "num_kv_shared_layers": shared,
-        "final_logit_softcapping": 30.0,
-    }
-    body = {
-        **common,
-        "use_double_wide_mlp": False,
-        "hidden_size": drafter[0],
-        "intermediate_size": drafter[1],
-        "num_attention_heads": drafter[2],
-        "num_hidden_layers": 4,
-        "layer_types": [SLIDING] * 3 + [FULL],
-    }
-    return Shape(name, target, body, (2048, 32) if shared else None)
+def _shape(released: Released) -> Shape:
+    """The shape of a released pair, with an answer that ends at one token."""
+    target = {**released.target, "eos_token_id": [1]}
+    return Shape(released.size.lower(), target, released.body, released.clusters)
 
 
-E2B = _shape(
-    "e2b",
-    (1536, 35, 6144),
-    5,
-    {"num_attention_heads": 8, "num_key_value_heads": 1},
-    20,
-    (256, 2048, 4),
-    use_double_wide_mlp=True,
-)
-E4B = _shape(
-    "e4b",
-    (2560, 42, 10_240),
-    6,
-    {"num_attention_heads": 8, "num_key_value_heads": 2},
-    18,
-    (256, 2048, 4),
-)
-B12 = _shape(
-    "12b",
-    (3840, 48, 15_360),
-    6,
-    {
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "num_global_key_value_heads": 1,
-        "attention_k_eq_v": True,
-    },
-    0,
-    (1024, 8192, 16),
-    sliding_window=1024,
-)
+E2B, E4B, B12 = map(_shape, RELEASED[:3])
 
 
 def value_of(

@@ -107,7 +107,8 @@ class Plan:
         if self.module is not None:
             words += [self.module.launch_file, f"preset:={self.module.preset}"]
         else:
-            words += ["node.launch.py", "preset:=cpu"]
+            cpu = self.machine.device.type == "cpu"
+            words += ["node.launch.py", "preset:=cpu" if cpu else "preset:=none"]
         if self.module is None or self.machine.device.type != "cuda":
             words.append(f"device:={self.machine.device.type}")
         words.append(f"model:={pair.model}")

@@ -3,7 +3,8 @@
 """Sizes of the released pairs, so that one can plan before one downloads.
 
 From public copies of the checkpoints' ``config.json`` (tests and documentation of other engines),
-each value in at least two of them. No checkpoint was at hand. The number of parameters of each
+each value found in at least two of them; for the longest context of 26B-A4B they say 131,072 and
+262,144, of which the latter is taken. No checkpoint was at hand. The number of parameters of each
 drafter comes out as published (``test/test_sizes.py``).
 """
 

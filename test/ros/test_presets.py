@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +137,29 @@ def test_a_board_that_is_not_known_has_the_base_alone(driver: Driver, tmp_path: 
     with launched("orin.launch.py", log, "model:=demo", "device:=cpu"):
         wait_active(driver)
     assert "this board is not known, config/orin.yaml alone holds" in log.read_text()
+
+
+@pytest.mark.launch
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_line_that_plan_prints_starts_the_node(driver: Driver, tmp_path: Path) -> None:
+    options = ["--module", "orin-nano-8gb", "--device", "cpu", "--model", "demo", "--json"]
+    options += ["--weights", "int8", "--kv-dtype", "int8", "--reserve-mib", "300"]
+    planned = subprocess.run(
+        [sys.executable, "-m", "gemma_mtp_ros", "plan", *options], capture_output=True, text=True
+    )
+    assert planned.returncode == 0, planned.stderr
+    found = json.loads(planned.stdout)
+    words = found["launch"].split()
+    assert words[:4] == ["ros2", "launch", "gemma_mtp_ros", "orin.launch.py"]
+    driver.forget()
+    with launched(words[3], tmp_path / "log", *words[4:]):
+        wait_active(driver)
+        driver.wait_node()
+        chosen = found["recommended"]
+        assert driver.get("engine.weights").string_value == "int8"
+        assert driver.get("engine.kv_dtype").string_value == "int8"
+        assert driver.get("engine.memory_reserve_mib").integer_value == 300
+        assert driver.get("engine.max_context").integer_value == chosen["max_context"]
+        assert driver.get("draft.max_length").integer_value == chosen["draft_max_length"]
+        assert driver.send(**SHORT).result(60.0)[0] == SUCCEEDED
