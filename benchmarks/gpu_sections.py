@@ -98,7 +98,8 @@ def answer(check: Check, engine: Engine, cap: int, tokens: int) -> tuple[list[in
 
 def recorded_like_eager(check: Check, engine: Engine, name: str) -> Rows:
     """The same answers, and the same passes of every width, from recordings as without them."""
-    target, drafter = engine.target, engine.drafter
+    target: Any = engine.target
+    drafter: Any = engine.drafter
     assert drafter is not None
     if target.recorded is None:  # on a CPU, where loading records nothing
         with torch.inference_mode():
@@ -248,7 +249,8 @@ def speed(shape: Shape, precision: Precision, check: Check) -> Rows:
     before = check.allocated()
     used = shape.small() if check.small else shape
     engine = build(used, precision, check.device, context, check.beat)
-    target, drafter, memory = engine.target, engine.drafter, engine.info.memory
+    target, memory = engine.target, engine.info.memory
+    drafter: Any = engine.drafter
     assert drafter is not None
     yield Row(f"{shape.name}.{precision}.build", engine.info.load_s, "s")
     for purpose, size in memory.model_dump().items():

@@ -24,6 +24,7 @@ from gemma_mtp_ros.demo import TARGET_DIR
 from gemma_mtp_ros.engine.cache import KV_DTYPES, ROWS, cache_bytes
 from gemma_mtp_ros.engine.checkpoint import Weights
 from gemma_mtp_ros.engine.decode import Engine
+from gemma_mtp_ros.engine.draft_source import DraftSource
 from gemma_mtp_ros.engine.drafter import Drafter
 from gemma_mtp_ros.engine.linear import Precision
 from gemma_mtp_ros.engine.load import GenerationDefaults, LoadedModel
@@ -219,7 +220,7 @@ def save_pair(folder: Path, shape: Shape) -> tuple[Path, Path]:
     return paths
 
 
-class Oracle:
+class Oracle(DraftSource):
     """Stands where the drafter stands: its steps are computed and waited for, then what the target
     will say is put in their place, or with a set probability another token.
 
@@ -230,18 +231,25 @@ class Oracle:
         self, engine: Engine, prompt_tokens: int, answer: list[int], acceptance: float
     ) -> None:
         assert engine.drafter is not None
-        self._drafter = engine.drafter
+        self._drafter: DraftSource = engine.drafter
         self._cache = engine.target.cache
         self._prompt_tokens = prompt_tokens
         self._guesses = torch.tensor(guesses(answer, acceptance), device=engine.device)
 
-    def recorded(
+    def step(self, token: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As the drafter's."""
+        return self._drafter.step(token, state)
+
+    def logits(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As the drafter's."""
+        return self._drafter.logits(hidden)
+
+    def chain(
         self, token: torch.Tensor, state: torch.Tensor, k: int, rules: Rules, index: int
     ) -> torch.Tensor:
-        """As ``RecordedDraft``: ``(k,)`` drafts."""
-        made = self._drafter.recorded
+        """As the drafter's recorded chain: ``(k,)`` drafts."""
+        made = self._drafter.chain(token, state, k, rules, index)
         assert made is not None
-        made(token, state, k, rules, index)
         begin = self._cache.length - self._prompt_tokens + 1
         return self._guesses[begin : begin + k]
 

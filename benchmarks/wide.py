@@ -9,7 +9,6 @@ another.
 
 from __future__ import annotations
 
-import random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -23,8 +22,6 @@ from gemma_mtp_ros.demo import TARGET_DIR
 from .common import FEWER, MORE, Row, interleaved
 
 if TYPE_CHECKING:
-    import torch
-
     from gemma_mtp_ros.engine.decode import Engine
     from gemma_mtp_ros.engine.linear import Linear
 
@@ -125,39 +122,6 @@ def make_pair(folder: Path, small: bool = False) -> tuple[Path, Path]:
     return paths
 
 
-class Oracle:
-    """Stands where the drafter stands: pays for its steps, proposes what the target will say."""
-
-    recorded = None
-
-    def __init__(self, engine: Engine, prompt_tokens: int, answer: list[int]) -> None:
-        self._engine = engine
-        self._drafter: Any = engine.drafter
-        self._prompt_tokens = prompt_tokens
-        self._answer = answer
-        self._random = random.Random(5)
-        self._length = -1
-        self._at = 0
-
-    def step(self, token: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As the drafter's."""
-        length = self._engine.target.cache.length
-        if length != self._length:
-            self._length, self._at = length, length - self._prompt_tokens + 1
-        found: tuple[torch.Tensor, torch.Tensor] = self._drafter.step(token, state)
-        return found
-
-    def logits(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """One candidate, after the drafter's head was computed."""
-        import torch
-
-        scores, _ = self._drafter.logits(hidden)
-        right = self._answer[self._at] if self._at < len(self._answer) else 0
-        self._at += 1
-        guess = right if self._random.random() < ACCEPTANCE else (right + 1) % 1000
-        return scores[:, :1], torch.tensor([guess])
-
-
 def load(pair: tuple[Path, Path], weights: str, threads: int, **fields: Any) -> Engine:
     """An engine over the pair."""
     from gemma_mtp_ros.engine.decode import Engine
@@ -247,8 +211,10 @@ def answer(engine: Engine, prompt: str, cap: int, tokens: int) -> tuple[list[int
 @contextmanager
 def oracle(engine: Engine, prompt: str, said: list[int]) -> Iterator[None]:
     """The oracle in the drafter's place."""
+    from .wide_oracle import Oracle
+
     drafter = engine.drafter
-    engine.drafter = Oracle(engine, engine.count_tokens((), prompt), said)  # type: ignore[assignment]
+    engine.drafter = Oracle(engine, engine.count_tokens((), prompt), said)
     try:
         yield
     finally:

@@ -208,13 +208,20 @@ class Stats(Frozen):
         return (self.completion_tokens - 1) / self.rounds if self.rounds else math.nan
 
 
+DraftKind = Literal["mtp", "draft_model", "prompt_lookup", "none"]
+"""Where drafts come from: the target's own MTP assistant, a smaller model with the same tokenizer,
+the text itself, or nowhere."""
+
+
 class EngineConfig(Frozen):
     """All that the engine process needs to know at its start."""
 
     model: str
     """A Hugging Face folder (or the name of a downloaded repository) with the target."""
     drafter: str = ""
-    """The folder of the MTP drafter trained with this target; empty: no drafts."""
+    """By ``draft_kind``: the folder of the MTP assistant trained with this target (empty: no
+    drafts), or of a smaller model; of no meaning with the other kinds."""
+    draft_kind: DraftKind = "mtp"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     weights: Literal["float32", "bfloat16", "int8", "int4"] = "float32"
     drafter_weights: Literal["same", "float32", "bfloat16", "int8", "int4"] = "same"
@@ -282,6 +289,8 @@ class ModelInfo(Frozen):
 
     model: str
     drafter: str = ""
+    draft_kind: DraftKind = "none"
+    """What drafts; ``none`` too where the kind is mtp and no drafter is given."""
     precision: str
     revision: str = ""
     context: int

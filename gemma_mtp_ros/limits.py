@@ -4,3 +4,6 @@
 
 MAX_DRAFT = 7
 """Most tokens drafted in one round; a target pass has at most ``MAX_DRAFT + 1`` rows."""
+
+DRAFT_KINDS = ("mtp", "draft_model", "prompt_lookup", "none")
+"""Where drafts may come from: see ``api.DraftKind``."""

@@ -36,14 +36,14 @@ def split_revision(name: str) -> tuple[str, str | None]:
     return repository, revision or None
 
 
-def resolve_pair(model: str, drafter: str) -> tuple[str, str]:
+def resolve_pair(model: str, drafter: str, kind: str = "mtp") -> tuple[str, str]:
     """Return the names of target and drafter for the engine; an empty drafter there is none.
 
     :data:`DEMO` becomes the folders of the embedded pair. An empty `drafter` is the embedded one
-    with the embedded target, and none with any other; :data:`NO_DRAFTER` is none with all. Any
-    other name stays as it is; the engine checks folders and pairing.
+    with the embedded target and drafts of the `kind` mtp, and none else; :data:`NO_DRAFTER` is none
+    with all. Any other name stays as it is; the engine checks folders and pairing.
     """
-    if model == DEMO and not drafter:
+    if model == DEMO and not drafter and kind == "mtp":
         drafter = DEMO
     if drafter == NO_DRAFTER:
         drafter = ""

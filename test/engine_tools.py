@@ -18,6 +18,7 @@ import torch
 from gemma_mtp_ros.api import Channel, EngineConfig, Finish, Message, Piece, Request, SamplingParams
 from gemma_mtp_ros.engine import kernels
 from gemma_mtp_ros.engine.decode import Engine, RoundControl
+from gemma_mtp_ros.engine.draft_source import DraftSource
 
 _ids = itertools.count()
 
@@ -77,7 +78,7 @@ def run(engine: Engine, asked: Request, cap: int = 0) -> tuple[list[int], Finish
     return tokens, finish
 
 
-class OracleDrafter:
+class OracleDrafter(DraftSource):
     """Stands where the drafter stands and proposes a known answer, right with a set probability."""
 
     def __init__(self, engine: Engine, answer: list[int], acceptance: float, seed: int = 0) -> None:
@@ -97,8 +98,6 @@ class OracleDrafter:
             self.at = length - self.prompt_length + 1
         return state, state
 
-    recorded = None
-
     def logits(self, hidden: torch.Tensor) -> tuple[torch.Tensor, None]:
         """All weight on the known token, or on another when this draft is to fail."""
         vocab = self.engine.target.spec.vocab
@@ -114,4 +113,4 @@ def with_oracle(engine: Engine, asked: Request, answer: list[int], acceptance: f
     """Put an oracle for this request in the drafter's place."""
     oracle = OracleDrafter(engine, answer, acceptance)
     oracle.prompt_length = engine.count_tokens(asked.messages, asked.raw_prompt)
-    engine.drafter = oracle  # type: ignore[assignment]
+    engine.drafter = oracle

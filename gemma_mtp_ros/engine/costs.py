@@ -16,7 +16,7 @@ from ..api import MAX_DRAFT
 from .cache import ROWS
 from .draft_costs import REPEATS as COST_REPEATS
 from .draft_costs import Costs
-from .drafter import Drafter
+from .draft_source import DraftSource
 from .ops import kernels_for
 from .sampling import Rules
 from .target import Target
@@ -35,7 +35,7 @@ READ_AT_LEAST_S = 0.05
 
 def measure(
     target: Target,
-    drafter: Drafter | None,
+    drafter: DraftSource | None,
     beat: Callable[[], None],
     position: int = POSITION,
     repeats: int = COST_REPEATS,
@@ -70,11 +70,14 @@ def measure(
                 taken[n].append(time.perf_counter() - begin)
             beat()
         if drafter is not None:
+            drafter.rehearse(position)
             begin = time.perf_counter()
-            _draft(drafter, ids[:1])
+            _draft(drafter, ids[:1], target.spec.hidden)
             if repeat:
                 taken[0].append((time.perf_counter() - begin) / MAX_DRAFT)
     cache.release()
+    if drafter is not None:
+        drafter.forget()
     draft = statistics.median(taken[0]) if taken[0] else math.inf
     return Costs(tuple(map(statistics.median, taken[1:])), draft, noise_of(taken))
 
@@ -94,11 +97,12 @@ def noise_of(timings: Sequence[Sequence[float]]) -> float:
     return 1.4826 * statistics.median(off) if off else Costs.noise
 
 
-def _draft(drafter: Drafter, token: torch.Tensor) -> None:
+def _draft(drafter: DraftSource, token: torch.Tensor, backbone: int) -> None:
     """``MAX_DRAFT`` steps, as a round takes them."""
-    state = torch.zeros(1, drafter.spec.backbone, device=token.device)
-    if drafter.recorded is not None:
-        drafter.recorded(token, state, MAX_DRAFT, Rules(), 0).tolist()
+    state = torch.zeros(1, backbone, device=token.device)
+    whole = drafter.chain(token, state, MAX_DRAFT, Rules(), 0)
+    if whole is not None:
+        whole.tolist()
         return
     for _ in range(MAX_DRAFT):
         state, hidden = drafter.step(token, state)

@@ -37,9 +37,9 @@ from ..api import (
 from .chat import NO_TOOLS, Tools, read_tools
 from .checkpoint import available_memory
 from .draft_length import DraftController
-from .drafter import Drafter
+from .draft_source import DraftSource
 from .drafting import Place, chain
-from .load import LoadedModel, give_back_freed, load_model
+from .load import LoadedModel, give_back_freed, has_room, load_model
 from .ops import read_back
 from .prefill import SHORTEST, Prefill
 from .prefix import Owner, PrefixCache, agreeing
@@ -78,7 +78,7 @@ class Engine:
         self.config = config
         self.model = model
         self.target: Target = model.target
-        self.drafter: Drafter | None = model.drafter
+        self.drafter: DraftSource | None = model.drafter
         self.text: Text = model.text
         self.info: ModelInfo = model.info
         self.device = model.target.device
@@ -88,12 +88,16 @@ class Engine:
         """Whether tokens that a grammar forces cost no pass of their own; off to measure."""
         self.context = model.info.context
         """Tokens of prompt and completion together: engine.max_context, or the model's own."""
+        budget = config.cache_max_mib * 2**20
+        drafts = None if self.drafter is None else self.drafter.prefixes
         self.prefixes = PrefixCache(
             self.target.cache,
             self.target.spec.window,
-            config.cache_max_mib * 2**20,
-            self._has_room,
+            budget - (0 if drafts is None else drafts.budget),
+            lambda size: has_room(config, self.device, size),
         )
+        self._kept = [self.prefixes] if drafts is None else [self.prefixes, drafts]
+        """Snapshots of the target and, if it has keys of its own, of the drafter."""
 
     @classmethod
     def load(cls, config: EngineConfig, progress: Callable[[str, float], None]) -> Engine:
@@ -160,6 +164,10 @@ class Engine:
             state = torch.zeros(1, self.target.spec.hidden, device=self.device)
             token = torch.tensor([self.model.bos], device=self.device)
             if self.drafter is not None:
+                self.drafter.begin(prompt, SYSTEM_PROMPT)
+                while self.drafter.catch_up([self.model.bos]) is None:
+                    if poll().end is not None:
+                        return
                 drafts = chain(self.drafter, Place(token, state, Rules(), 0), 2)
                 token = torch.cat([token, drafts])
             self.target.decode(token, self.target.cache.length)
@@ -185,19 +193,17 @@ class Engine:
             owner=owner,
         )
 
-    def _has_room(self, size: int) -> bool:
-        """Whether the rest of the robot keeps its share if ``size`` bytes are taken."""
-        free = available_memory(self.device)
-        return free is None or free >= self.config.memory_reserve_mib * 2**20 + size
-
     @property
     def memory(self) -> MemoryUse:
         """What is held now; keys and values count as at the full context."""
-        return self.info.memory.model_copy(update={"snapshots": self.prefixes.bytes})
+        return self.info.memory.model_copy(
+            update={"snapshots": sum(kept.bytes for kept in self._kept)}
+        )
 
     def reset_session(self, session_id: str) -> bool:
         """Forget the cached keys and values of a session; False: there are none."""
-        return self.prefixes.reset_session(session_id)
+        found = [kept.reset_session(session_id) for kept in self._kept]
+        return any(found)
 
     def _rules(self, request: Request) -> Rules:
         """Sampling parameters with the checkpoint's own where the request leaves them open."""
@@ -254,13 +260,16 @@ class Engine:
 
         :raises RequestError: when the rest of the robot would be left too little.
         """
-        cache, reserve = self.target.cache, self.config.memory_reserve_mib * 2**20
-        drops: list[Callable[[int], object]] = [lambda _: cache.release()]
-        if self.prefixes.bytes:
-            drops.insert(0, self.prefixes.shrink)
+        drafter, reserve = self.drafter, self.config.memory_reserve_mib * 2**20
+        caches = [self.target.cache]
+        drops: list[Callable[[int], object]] = [lambda _: self.target.cache.release()]
+        if drafter is not None and drafter.cache is not None:
+            caches.append(drafter.cache)
+            drops.append(lambda _: drafter.forget())
+        drops = [kept.shrink for kept in self._kept if kept.bytes] + drops
         while True:
             free = available_memory()
-            growth = max(0, cache.bytes_at(positions) - cache.bytes)
+            growth = sum(max(0, each.bytes_at(positions) - each.bytes) for each in caches)
             if free is None or free >= reserve + growth:
                 return
             if not drops:
@@ -378,6 +387,8 @@ class Engine:
         controller = self.controller if self.drafter is not None else None
         if controller is not None:
             controller.new_answer()
+        if self.drafter is not None:
+            self.drafter.begin(prompt, sequence.request.session_id or None)
         rounds = Rounds(self.model, self.drafter, controller, self.context, self.forcing)
         while sequence.finish is None:
             control = poll()
@@ -391,6 +402,8 @@ class Engine:
                 if controller is not None:
                     controller.power_mode(control.power_mode)
                 decided = rounds.run(sequence, place, control.draft_cap, control.paused_s)
+            if decided is None:
+                continue
             chosen, state = decided.chosen, decided.state
             shown, kept, used = sequence.push(chosen, eos)
             if counts is not None:

@@ -14,19 +14,21 @@ import torch
 
 from ..api import CheckpointError
 from .checkpoint import Weights
+from .draft_source import DraftSource
 from .graphs import RecordedDraft
 from .kernel_pass import KernelDraft
 from .layers import LayerWeights, Store
 from .linear import Linear, Precision
 from .ops import RmsNorm, kernels_for
 from .rope import Rope
+from .sampling import Rules
 from .spec import DrafterSpec
 from .target import Target
 from .torch_pass import TorchDraft, bucket
 
 
-class Drafter:
-    """A drafter tied to one target.
+class Drafter(DraftSource):
+    """A drafter tied to one target. It reads the target's rows, so it has nothing to catch up on.
 
     Attributes:
         source: whose keys and values are read, by whether the layer is sliding: the target's last
@@ -84,6 +86,17 @@ class Drafter:
         if self.spec.centroids:
             total += self.centroids.bytes + self.clusters.numel() * self.clusters.element_size()
         return total
+
+    @property
+    def recorded_bytes(self) -> int:
+        """Memory of the recorded steps."""
+        return 0 if self.recorded is None else self.recorded.bytes
+
+    def chain(
+        self, token: torch.Tensor, state: torch.Tensor, k: int, rules: Rules, index: int
+    ) -> torch.Tensor | None:
+        """Recorded steps, where there are any."""
+        return None if self.recorded is None else self.recorded(token, state, k, rules, index)
 
     def step(self, token: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """One draft step after the target's committed rows.

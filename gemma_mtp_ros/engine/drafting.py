@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from .draft_length import DraftController, Round
-from .drafter import Drafter
+from .draft_source import DraftSource
 from .ops import read_number
 from .sampling import Rules, TokenCounts, choose, penalise, probability_of
 
@@ -42,12 +42,14 @@ class Drafts:
         checked: how many of them the target is to check.
         round: the controller's, if one chose.
         draft_s: time that they took, where it is known.
+        late_s: time for reading what rounds without drafts had left unread.
     """
 
     tokens: torch.Tensor
     checked: int
     round: Round | None = None
     draft_s: float | None = None
+    late_s: float = 0.0
 
 
 READING_PAYS_S = 1e-3
@@ -55,42 +57,55 @@ READING_PAYS_S = 1e-3
 the tenth of a millisecond that it takes."""
 
 
-def reads_confidence(drafter: Drafter, device: torch.device, step_s: float) -> bool:
+def reads_confidence(drafter: DraftSource, device: torch.device, step_s: float) -> bool:
     """Whether the drafter's probability is read back after each step.
 
-    Not on a GPU, where each step would wait for the device, and a recorded chain does not stop in
-    the middle.
+    Not on a GPU, where each step would wait for the device (a recorded chain does not stop in the
+    middle), nor where it says nothing.
 
     :param step_s: time of a draft step.
     """
-    return drafter.recorded is None and device.type == "cpu" and step_s >= READING_PAYS_S
+    return drafter.tells and device.type == "cpu" and step_s >= READING_PAYS_S
 
 
 def draft(
-    drafter: Drafter | None, controller: DraftController | None, place: Place, longest: int
+    drafter: DraftSource | None, controller: DraftController | None, place: Place, longest: int
 ) -> Drafts:
     """Make the drafts of a round, ``longest`` at most; without a controller as many as that."""
     if drafter is None:
         return Drafts(place.token[:0], 0)
     if controller is None:
+        if longest:
+            drafter.prepare()
         return Drafts(chain(drafter, place, longest), longest)
     if not reads_confidence(drafter, place.token.device, controller.measured.draft):
         now = controller.chain(longest)
-        return Drafts(chain(drafter, place, now.steps), now.checked, now)
+        late_s = prepare(drafter) if now.steps else 0.0
+        return Drafts(chain(drafter, place, now.steps), now.checked, now, None, late_s)
     began_s = time.monotonic()
-    now = controller.open(longest)
+    now, late_s = controller.open(longest), 0.0
     made = Steps(drafter, place)
     while controller.more(now):
+        if not now.steps:
+            late_s = prepare(drafter)
         controller.add(now, made.step())
     drafts = made.tokens()
     checked = controller.settle(now)
-    return Drafts(drafts, checked, now, time.monotonic() - began_s)
+    return Drafts(drafts, checked, now, time.monotonic() - began_s - late_s, late_s)
 
 
-def chain(drafter: Drafter, place: Place, k: int) -> torch.Tensor:
+def prepare(drafter: DraftSource) -> float:
+    """Let the drafter read what it has left unread; seconds that it took."""
+    began_s = time.monotonic()
+    return time.monotonic() - began_s if drafter.prepare() else 0.0
+
+
+def chain(drafter: DraftSource, place: Place, k: int) -> torch.Tensor:
     """``(k,)`` drafts, without a wait between them."""
-    if k and drafter.recorded is not None and place.counts is None:
-        return drafter.recorded(place.token, place.state, k, place.rules, place.index)
+    if k and (place.counts is None or not drafter.tells):
+        whole = drafter.chain(place.token, place.state, k, place.rules, place.index)
+        if whole is not None:
+            return whole
     made = Steps(drafter, place)
     for _ in range(k):
         made.step(confidence=False)
@@ -100,7 +115,7 @@ def chain(drafter: Drafter, place: Place, k: int) -> torch.Tensor:
 class Steps:
     """Draft steps: the drafter's own choices under the noise that the target will meet."""
 
-    def __init__(self, drafter: Drafter, place: Place) -> None:
+    def __init__(self, drafter: DraftSource, place: Place) -> None:
         self._drafter = drafter
         self._place = place
         self._token, self._state = place.token, place.state

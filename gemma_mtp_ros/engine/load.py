@@ -33,10 +33,11 @@ from .checkpoint import (
 )
 from .costs import measure
 from .draft_costs import Costs
-from .drafter import Drafter
+from .draft_loading import draft_bytes, load_drafter, plan_drafter
+from .draft_source import DraftSource
 from .drafting import reads_confidence
 from .ops import kernels_for
-from .spec import DRAFTER_TYPES, TARGET_TYPES, check_pair, drafter_spec, text_spec
+from .spec import TARGET_TYPES, text_spec
 from .target import Target
 from .text import Text
 from .token_masks import Vocabulary
@@ -65,7 +66,7 @@ class LoadedModel:
     """All that serving needs."""
 
     target: Target
-    drafter: Drafter | None
+    drafter: DraftSource | None
     text: Text
     generation: GenerationDefaults
     bos: int
@@ -137,6 +138,12 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def has_room(config: EngineConfig, device: torch.device, size: int) -> bool:
+    """Whether the rest of the robot keeps its share if ``size`` bytes are taken."""
+    free = available_memory(device)
+    return free is None or free >= config.memory_reserve_mib * 2**20 + size
+
+
 def revision_of(folder: Path) -> str:
     """Commit of a snapshot in the Hugging Face cache, else empty."""
     return folder.name if folder.parent.name == "snapshots" else ""
@@ -164,13 +171,9 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
     weights = Weights(folder, "model")
     progress("checkpoint", 0.0)
     context = sizes.context_of(spec, config)
-    draft_spec = draft_weights = None
-    if config.drafter:
-        draft_folder = find_folder(config.drafter, "drafter")
-        draft_spec = drafter_spec(read_config(draft_folder, DRAFTER_TYPES, "drafter"))
-        check_pair(spec, draft_spec, str(folder), str(draft_folder))
-        draft_weights = Weights(draft_folder, "drafter")
-    needed = sizes.needed(spec, draft_spec, config, device)
+    plan = plan_drafter(config, folder, spec, context)
+    drafting_takes = draft_bytes(plan, config, device)
+    needed = sizes.needed(spec, plan.mtp, config, device) + drafting_takes.total
     check_memory(needed, available_memory(device), config.memory_reserve_mib * 1024 * 1024)
     if device.type == "cpu" and config.threads == 0 and needed < SMALL_MODEL:
         torch.set_num_threads(1)
@@ -201,13 +204,18 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
             device=device,
             reproducible=config.reproducible,
         )
-        drafter = None
-        if draft_spec is not None and draft_weights is not None:
-            draft_weights.progress = progress
-            drafter = Drafter(draft_spec, draft_weights, target, sizes.drafter_precision(config))
+        if plan.weights is not None:
+            plan.weights.progress = progress
+        drafter = load_drafter(
+            plan,
+            target,
+            text,
+            config,
+            room=lambda size: has_room(config, device, size),
+        )
         weights.forget()
-        if draft_weights is not None:
-            draft_weights.forget()
+        if plan.weights is not None:
+            plan.weights.forget()
         give_back_freed()
         if device.type == "cuda":
             progress("record", 0.0)
@@ -227,15 +235,14 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
     unwanted = [token for token in generation.suppressed if 0 <= token < spec.vocab]
     if unwanted:
         suppressed = torch.tensor(unwanted, device=device)
-    workspace = sizes.held_workspace_bytes(spec, config)
-    for model in (target, drafter):
-        if model is not None and model.recorded is not None:
-            workspace += model.recorded.bytes
+    workspace = sizes.held_workspace_bytes(spec, config) + drafting_takes.workspace
+    workspace += 0 if target.recorded is None else target.recorded.bytes
+    workspace += 0 if drafter is None else drafter.recorded_bytes
     memory = MemoryUse(
         weights=target.weight_bytes,
         drafter=drafter.weight_bytes if drafter else 0,
         ple=target.ple.bytes if target.ple else 0,
-        kv=sizes.kv_bytes(spec, config),
+        kv=sizes.kv_bytes(spec, config) + drafting_takes.kv,
         workspace=workspace,
     )
     drafting: Drafting = "none"
@@ -246,7 +253,8 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
             drafting = "stepwise" if stepwise else "chain"
     info = ModelInfo(
         model=config.model,
-        drafter=config.drafter,
+        drafter=plan.name,
+        draft_kind=plan.kind,
         precision=precision,
         revision=revision_of(folder),
         context=context,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 
 from .draft_length import DraftController, Round
-from .drafter import Drafter
-from .drafting import Place
+from .draft_source import DraftSource
+from .drafting import Place, prepare
 from .grammar_state import GrammarState
 from .ops import read_back
 from .sampling import choose, penalise
@@ -24,15 +24,17 @@ class MaskedDrafts:
     Attributes:
         own: places among ``tokens`` of those that the drafter chose; the others are forced.
         round: the controller's, where its number of drafts was made and nothing else.
+        late_s: time for reading what rounds without drafts had left unread.
     """
 
     tokens: list[int] = field(default_factory=list)
     own: list[int] = field(default_factory=list)
     round: Round | None = None
+    late_s: float = 0.0
 
 
 def draft_masked(
-    drafter: Drafter | None,
+    drafter: DraftSource | None,
     controller: DraftController | None,
     place: Place,
     grammar: GrammarState,
@@ -60,11 +62,15 @@ def draft_masked(
         drafts += forced[:-1] if ends else forced
         if ends or len(drafts) == most or drafter is None or len(made.own) == wanted:
             break
+        if not seen:
+            made.late_s = prepare(drafter)
         for taken in (first + drafts)[seen:]:
             token = torch.tensor([taken], device=place.token.device)
             state, hidden = drafter.step(token, state)
         seen = 1 + len(drafts)
         assert hidden is not None
+        if not drafter.proposes():
+            break
         scores, ids = drafter.logits(hidden)
         if place.counts is not None:
             so_far = torch.tensor(drafts, dtype=torch.long, device=place.token.device)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ import torch
 
 from ..api import MAX_DRAFT
 from .draft_length import DraftController, longest_draft
-from .drafter import Drafter
+from .draft_source import DraftSource
 from .drafting import Place, draft
 from .load import LoadedModel
 from .masked_drafting import draft_masked
@@ -36,7 +37,7 @@ class Decided(NamedTuple):
     stood: list[int]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Rounds:
     """What runs the rounds of an answer.
 
@@ -44,26 +45,39 @@ class Rounds:
         controller: chooses draft lengths; None: always the longest.
         context: tokens of prompt and completion together.
         forcing: whether tokens that a grammar forces cost no pass of their own.
+        aside_s: time since the last round that is no cost of a round: pauses, and what a drafter
+            read of a long text.
     """
 
     model: LoadedModel
-    drafter: Drafter | None
+    drafter: DraftSource | None
     controller: DraftController | None
     context: int
     forcing: bool = True
+    aside_s: float = 0.0
 
-    def run(self, sequence: Sequence, place: Place, cap: int, paused_s: float) -> Decided:
+    def run(self, sequence: Sequence, place: Place, cap: int, paused_s: float) -> Decided | None:
         """Decide one token at least.
 
         :param cap: most that the drafter may draft.
-        :param paused_s: time since the last round that was paused.
+        :param paused_s: time since the last call that was paused.
+        :return: None: the drafter read a part of the text and has more to read; call again, after
+            a sign of life.
         """
+        self.aside_s += paused_s
+        if self.drafter is not None and cap:
+            began_s = time.monotonic()
+            ready = self.drafter.catch_up(sequence.tokens)
+            if ready is None:
+                self.aside_s += time.monotonic() - began_s
+                return None
+            cap = min(cap, ready)
         cache = self.model.target.cache
         left = sequence.limit - place.index, self.context - cache.length
         longest = longest_draft(cap, *left)
         if sequence.guide is not None and sequence.guide.grammar is not None:
             most = longest_draft(MAX_DRAFT, *left)
-            return self._masked(sequence, place, longest, most, paused_s)
+            return self._masked(sequence, place, longest, most)
         drafted = draft(self.drafter, self.controller, place, longest)
         k = drafted.checked
         checked = drafted.tokens[:k]
@@ -82,15 +96,14 @@ class Rounds:
         if sequence.guide is not None:
             decided, _ = sequence.guide.settle(drafts[:k], chosen)
         self._commit(sequence, len(decided), k)
+        self.aside_s += drafted.late_s
         if self.controller is not None and drafted.round is not None:
-            round_s = sequence.round_s(paused_s)
+            round_s = self._round_s(sequence)
             self.controller.close(drafted.round, kept, following, round_s, drafted.draft_s)
         last = len(decided) - 1
         return Decided(decided, hidden[last : last + 1], k, list(range(last)))
 
-    def _masked(
-        self, sequence: Sequence, place: Place, longest: int, most: int, paused_s: float
-    ) -> Decided:
+    def _masked(self, sequence: Sequence, place: Place, longest: int, most: int) -> Decided:
         """A round under a grammar: forced drafts always stand."""
         guide = sequence.guide
         assert guide is not None
@@ -105,11 +118,17 @@ class Rounds:
         choices = read_back(choose(logits, place.rules, place.index))
         chosen, kept = guide.settle(made.tokens, choices, self.forcing)
         self._commit(sequence, kept + 1, len(made.own))
-        round_s = sequence.round_s(paused_s)
+        self.aside_s += made.late_s
+        round_s = self._round_s(sequence)
         if self.controller is not None and made.round is not None:
             self.controller.close(made.round, kept, None, round_s)
         stood = [at for at in made.own if at < kept]
         return Decided(chosen, hidden[kept : kept + 1], len(made.own), stood)
+
+    def _round_s(self, sequence: Sequence) -> float:
+        round_s = sequence.round_s(self.aside_s)
+        self.aside_s = 0.0
+        return round_s
 
     def _verify(
         self, sequence: Sequence, place: Place, drafts: torch.Tensor

@@ -14,9 +14,9 @@ import enum
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, get_args
 
-from gemma_mtp_ros.api import MAX_DRAFT
+from gemma_mtp_ros.api import MAX_DRAFT, DraftKind
 from gemma_mtp_ros.scheduling import BusyPolicy
 from gemma_mtp_ros.telemetry.policy import BOUNDS, Level, Mode, PolicyConfig
 from gemma_mtp_ros.telemetry.sources import KINDS
@@ -99,8 +99,10 @@ TABLE: tuple[Spec, ...] = (
     _spec("model", "", """Folder of the target model (config.json, tokenizer.json, safetensors) or
         name of a Hugging Face repository that gemma-mtp fetch has brought (OWNER/NAME, or
         OWNER/NAME@REVISION); "demo": the embedded pair."""),
-    _spec("drafter", "", """Folder or name of the MTP drafter trained with this target; "demo": the
-        embedded one; "none": no drafts; empty: "demo" with model "demo", else "none"."""),
+    _spec("drafter", "", """A folder or name like model, by draft.kind. mtp: the MTP
+        drafter trained with this target ("demo": the embedded one; "none": no drafts; empty:
+        "demo" with model "demo", else "none"); draft_model: a smaller Gemma 4 model with the same
+        tokenizer; else it is not looked at."""),
     _spec("autostart", False, """The node configures and activates itself at its start. Leave it
         false where a lifecycle manager or a launch file drives the node.""", when=When.START),
     _spec("bond_heartbeat_period", 0.25, """Seconds between heartbeats on the topic bond, from the
@@ -136,6 +138,11 @@ TABLE: tuple[Spec, ...] = (
     _spec("sampling.seed", -1, """-1: drawn at random for each goal; the result says which.""",
         when=LIVE, low=0, high=2**63 - 1, special=-1),
     # Drafting.
+    _spec("draft.kind", "mtp", """Where drafts come from; the answer is the same with each
+        (docs/drafters.md). mtp: the target's own MTP drafter; draft_model: a smaller model of the
+        family, with keys and values of its own and a share of cache.max_mib; both are named by
+        drafter. prompt_lookup: copies what followed the last tokens where they occurred before;
+        none: no drafts.""", choices=get_args(DraftKind)),
     _spec("draft.max_length", 4, """Most tokens drafted in one round; 0: no drafts. The watchdog
         may lower it.""", when=LIVE, low=0, high=MAX_DRAFT),
     _spec("draft.adaptive", True, """Draft as many tokens as pay, by costs measured at configure and

@@ -114,7 +114,8 @@ class Settings:
         }
         fields["adaptive_draft"] = self["draft.adaptive"]
         fields["cache_max_mib"] = self["cache.max_mib"]
-        fields["model"], fields["drafter"] = resolve_pair(self["model"], self["drafter"])
+        kind = fields["draft_kind"] = self["draft.kind"]
+        fields["model"], fields["drafter"] = resolve_pair(self["model"], self["drafter"], kind)
         try:
             return EngineConfig(**fields)
         except ValidationError as error:

@@ -57,6 +57,7 @@ def test_defaults_and_bounds_are_those_of_the_engine() -> None:
             assert name in (
                 "model",
                 "drafter",
+                "draft_kind",
                 "max_new_tokens",
                 "adaptive_draft",
                 "cache_max_mib",
