@@ -40,6 +40,7 @@ MISTAKES = (ErrorCode.INVALID_GOAL, ErrorCode.PROMPT_TOO_LONG, ErrorCode.SCHEMA_
 
 OF_THE_ENGINE = {
     "drafter": "",
+    "draft_kind": "mtp",
     "threads": 0,
     "device": "auto",
     "weights": "float32",

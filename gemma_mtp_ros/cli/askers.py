@@ -223,10 +223,11 @@ def make_config(options: argparse.Namespace) -> EngineConfig:
     Raises:
         pydantic.ValidationError: a value is out of its bounds.
     """
-    model, drafter = resolve_pair(options.model, options.drafter)
+    model, drafter = resolve_pair(options.model, options.drafter, options.draft_kind)
     return EngineConfig(
         model=model,
         drafter=drafter,
+        draft_kind=options.draft_kind,
         device=options.device,
         weights=options.weights,
         reproducible=options.reproducible,
@@ -237,6 +238,7 @@ def make_config(options: argparse.Namespace) -> EngineConfig:
 
 def as_options(sentence: str) -> str:
     """Name options where the engine names the node's parameters."""
+    sentence = sentence.replace("draft.kind", "--draft-kind")
     return _OPTIONS.sub(lambda found: "--" + found[1].replace("_", "-"), sentence)
 
 

@@ -64,10 +64,16 @@ def run(options: argparse.Namespace) -> int:
         pydantic.ValidationError: an option is out of its bounds.
     """
     check_files(options.json, options.plot)
+    check_files(None, options.picture, "--picture")
+    from . import drafters
+
+    drafters.check(options)
+    if options.drafters:
+        return drafters.run(options)
     config = make_config(options)
-    with _progress(Console(stderr=True)) as steps:
+    with progress(Console(stderr=True)) as steps:
         try:
-            engine = _load(config, steps)
+            engine = load(config, steps)
             found = measure(engine, options, steps)
         except GemmaMtpError as error:
             raise type(error)(as_options(str(error)), error.code) from error
@@ -92,13 +98,15 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def check_files(json_file: Path | None, plot_file: Path | None) -> None:
+def check_files(
+    json_file: Path | None, plot_file: Path | None, plot_option: str = "--plot"
+) -> None:
     """Refuse at once what could not be written after minutes of measuring.
 
     Raises:
         RequestError: naming the file and the remedy.
     """
-    for option, file in (("--json", json_file), ("--plot", plot_file)):
+    for option, file in (("--json", json_file), (plot_option, plot_file)):
         folder = None if file is None else file.absolute().parent
         if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK)):
             raise RequestError(
@@ -107,9 +115,11 @@ def check_files(json_file: Path | None, plot_file: Path | None) -> None:
     if plot_file is None:
         return
     if plot_file.suffix not in _PLOTS:
-        raise RequestError(f"--plot {plot_file} ends neither in {' nor in '.join(_PLOTS)}")
+        raise RequestError(f"{plot_option} {plot_file} ends neither in {' nor in '.join(_PLOTS)}")
     if importlib.util.find_spec("matplotlib") is None:
-        raise RequestError("--plot needs matplotlib; pip install matplotlib, or leave --plot out")
+        raise RequestError(
+            f"{plot_option} needs matplotlib; pip install matplotlib, or leave {plot_option} out"
+        )
 
 
 def make_config(options: argparse.Namespace) -> EngineConfig:
@@ -118,10 +128,11 @@ def make_config(options: argparse.Namespace) -> EngineConfig:
     Raises:
         pydantic.ValidationError: a value is out of its bounds.
     """
-    model, drafter = resolve_pair(options.model, options.drafter)
+    model, drafter = resolve_pair(options.model, options.drafter, options.draft_kind)
     return EngineConfig(
         model=model,
         drafter=drafter,
+        draft_kind=options.draft_kind,
         device=options.device,
         weights=options.weights,
         drafter_weights=options.drafter_weights,
@@ -134,12 +145,13 @@ def make_config(options: argparse.Namespace) -> EngineConfig:
 
 def as_options(sentence: str) -> str:
     """Name options where the engine names the node's parameters."""
+    sentence = sentence.replace("draft.kind", "--draft-kind")
     sentence = _OPTIONS.sub(lambda found: "--" + found[1].replace("_", "-"), sentence)
     return sentence.replace("--max-context", "--context")
 
 
 @contextlib.contextmanager
-def _progress(console: Console) -> Iterator[Callable[[str, int], Beat]]:
+def progress(console: Console) -> Iterator[Callable[[str, int], Beat]]:
     """A bar on a terminal, and nothing elsewhere: steps(what, how many) gives what to call after
     each.
     """
@@ -160,12 +172,20 @@ def _progress(console: Console) -> Iterator[Callable[[str, int], Beat]]:
         yield steps
 
 
-def _load(config: EngineConfig, steps: Callable[[str, int], Beat]) -> Engine:
+def load(config: EngineConfig, steps: Callable[[str, int], Beat], first: bool = True) -> Engine:
+    """An engine in this process.
+
+    :param first: whether none was loaded before, so that threads are still to be set.
+
+    Raises:
+        GemmaMtpError: it cannot be loaded.
+    """
     steps("importing torch", 1)
     from ..engine import bounds
 
-    bounds.let_idle_threads_sleep()
-    bounds.apply_to_torch(config)
+    if first:
+        bounds.let_idle_threads_sleep()
+        bounds.apply_to_torch(config)
     from ..engine.decode import Engine
 
     steps("loading", 1)
@@ -197,7 +217,7 @@ def measure(
         steps("measuring memory bandwidth", 1)
         size = engine_costs.pass_bytes(engine.target, context)
         bandwidth = engine_costs.bandwidth(engine.device, size, repeats)
-    engine.warm("", lambda: _control(0))
+    engine.warm("", lambda: control(0))
     prompt_tokens, ttft_s = first_token(engine, context, repeats, steps)
     speeds = decode(engine, requests(engine, options), costs, repeats, steps)
     return Findings(engine.info, context, costs, prompt_tokens, ttft_s, speeds, size, bandwidth)
@@ -218,7 +238,8 @@ def requests(engine: Engine, options: argparse.Namespace) -> list[Request]:
     ]
 
 
-def _control(draft_length: int) -> RoundControl:
+def control(draft_length: int) -> RoundControl:
+    """What the engine asks before each round: drafts of at most this length."""
     from ..engine.decode import RoundControl
 
     return RoundControl(draft_length)
@@ -230,8 +251,8 @@ def answer(engine: Engine, request: Request, draft_length: int) -> Stats:
     Raises:
         GemmaMtpError: the engine refuses the request.
     """
-    control = _control(draft_length)
-    for event in engine.generate(request, lambda: control):
+    wanted = control(draft_length)
+    for event in engine.generate(request, lambda: wanted):
         if isinstance(event, Finish):
             if event.finish_reason is FinishReason.ERROR:
                 raise GemmaMtpError(event.error_msg, event.error_code)

@@ -153,7 +153,7 @@ def rows(found: Findings) -> list[Row]:
 def tables(found: Findings) -> Iterator[Table]:
     """What is printed."""
     info = found.info
-    table = _table(f"{info.model}, {info.precision} on {info.device}", "", "")
+    table = new_table(f"{info.model}, {info.precision} on {info.device}", "", "")
     table.show_header = False
     table.add_row("loading", f"{info.load_s:.1f} s")
     for name, value in info.memory.model_dump().items():
@@ -165,7 +165,7 @@ def tables(found: Findings) -> Iterator[Table]:
         f"first token of a prompt of {found.prompt_tokens} tokens", f"{found.ttft_s * 1e3:.1f} ms"
     )
     yield table
-    table = _table(
+    table = new_table(
         f"A target pass, {found.context} tokens in the caches", "rows", "ms", "v(n)/v(1)"
     )
     for n, (seconds, cost) in enumerate(zip(found.costs.passes, found.v, strict=True), 1):
@@ -175,7 +175,7 @@ def tables(found: Findings) -> Iterator[Table]:
         table.add_row("a draft step", f"{found.costs.draft * 1e3:.2f}", f"{relative:.2f}")
     yield table
     columns = ("draft length", "tokens/s", "over plain", "acceptance", "tokens per pass")
-    table = _table("Decoding, greedy", *columns)
+    table = new_table("Decoding, greedy", *columns)
     for k, speed in found.speeds.items():
         name = f"engine's choice ({speed.draft_length:.1f})" if k == ADAPTIVE else str(k)
         plain = found.speeds[0].rate
@@ -183,7 +183,7 @@ def tables(found: Findings) -> Iterator[Table]:
         shown = ["" if x is None else f"{x:.2f}" for x in (speed.acceptance, speed.tokens_per_pass)]
         table.add_row(name, f"{speed.rate:.1f}", ratio, *shown)
     yield table
-    table = _table("What memory bandwidth would allow", "", "")
+    table = new_table("What memory bandwidth would allow", "", "")
     table.show_header = False
     table.add_row("bandwidth", f"{found.bandwidth.bytes_per_s / 1e9:.1f} GB/s")
     table.add_row("read by a pass of one row", f"{found.bytes / 2**20:,.1f} MiB")
@@ -203,7 +203,8 @@ def notes(found: Findings, repeats: int) -> Iterator[str]:
         yield "No tokens/s: every answer ended with its first token."
 
 
-def _table(title: str, *columns: str) -> Table:
+def new_table(title: str, *columns: str) -> Table:
+    """A table with a bold title; all columns but the first are of figures."""
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     table.min_width = min(len(title), 80)
     for i, column in enumerate(columns):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from .. import __version__
-from ..limits import MAX_DRAFT
+from ..limits import DRAFT_KINDS, MAX_DRAFT
 from ..models import RELEASED
 
 PRECISIONS = ("float32", "bfloat16", "int8", "int4")
@@ -89,8 +89,15 @@ def _add_model(command: argparse.ArgumentParser, required: bool = True) -> None:
         "--drafter",
         default="",
         metavar="NAME",
-        help="the MTP drafter of this target, named like --model; none: no drafts (default: the "
-        "embedded one with --model demo, else none)",
+        help="the MTP drafter of this target, or with --draft-kind draft_model a smaller model; "
+        "named like --model; none: no drafts (default: the embedded one with --model demo, else "
+        "none)",
+    )
+    command.add_argument(
+        "--draft-kind",
+        choices=DRAFT_KINDS,
+        default="mtp",
+        help="where drafts come from (default: %(default)s); see docs/drafters.md",
     )
     command.add_argument(
         "--no-reproducible",
@@ -224,6 +231,29 @@ def _add_bench(commands: Commands) -> None:
         help="turns, of which medians are taken (default: %(default)s)",
     )
     bench.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
+    bench.add_argument(
+        "--drafters",
+        action="store_true",
+        help="compare kinds of drafters by kind of task and by temperature instead: plain, "
+        "prompt_lookup, mtp with --drafter, draft_model with --draft-model",
+    )
+    bench.add_argument(
+        "--draft-model",
+        default="",
+        metavar="NAME",
+        help="with --drafters: a smaller model that drafts, named like --model",
+    )
+    bench.add_argument(
+        "--draft-length",
+        type=_integer(1, MAX_DRAFT),
+        default=4,
+        metavar="K",
+        help=f"with --drafters: tokens drafted in one round, 1 to {MAX_DRAFT} (default: "
+        "%(default)s)",
+    )
+    bench.add_argument(
+        "--picture", type=Path, metavar="FILE", help="with --drafters: draw them, .png or .svg"
+    )
     bench.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw them into this file, .png or .svg"
     )
