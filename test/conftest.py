@@ -5,6 +5,7 @@
 import importlib.util
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import hypothesis
@@ -14,6 +15,10 @@ import pytest
 hypothesis.settings.register_profile("fixed", derandomize=True)
 if not os.environ.get("GEMMA_MTP_EXPLORE"):
     hypothesis.settings.load_profile("fixed")
+
+# A shell's background job ignores SIGINT, and so would the programs that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Idle OpenMP threads spin: more of them than free cores make tiny models ten times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -95,6 +95,6 @@ def test_a_signal_ends_the_node_too(
     family = [node, *node.children(recursive=True)]
     assert len(family) == 2  # the node and its engine
     process.send_signal(number)
-    process.communicate()
-    assert process.returncode == 128 + number
+    out, err = process.communicate()
+    assert process.returncode == 128 + number, (out, err)
     assert not any(member.is_running() for member in family)
