@@ -168,6 +168,20 @@ def test_resetting_a_session_frees_what_is_its_own(pair):
     assert prefixes.find([9] * 61) is None
 
 
+def test_resetting_a_session_whose_earlier_snapshot_was_evicted(pair):
+    prefixes, keep = cache_of(pair, 2**30)
+    keep([5] * 60)
+    keep([5] * 90)
+    prefixes.budget = prefixes.bytes - 1
+    prefixes.shrink(2**30)
+    assert keep([5] * 60, "a")
+    assert keep([5] * 90, "a")
+    assert prefixes.find([5] * 61) is None
+    assert prefixes.reset_session("a")
+    assert prefixes.bytes == 0
+    assert not list(prefixes._all())
+
+
 @settings(max_examples=200)
 @given(st.data())
 def test_bytes_are_those_of_the_rows(pair_cache, data):

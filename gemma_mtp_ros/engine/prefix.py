@@ -181,12 +181,11 @@ class PrefixCache:
         node = self._sessions.pop(session, None)
         if node is None:
             return False
-        while node.owner == session and not (node.shared or node.children):
-            parent = node.parent
-            self._drop(node)
-            if parent is None or parent.parent is None:
+        for own in list(node.path()):
+            if own.owner != session or own.shared or own.children:
                 break
-            node = parent
+            if own.windows is not None:  # else it went with the one after it
+                self._drop(own)
         return True
 
     def shrink(self, size: int) -> int:
