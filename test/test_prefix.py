@@ -182,13 +182,29 @@ def test_resetting_a_session_whose_earlier_snapshot_was_evicted(pair):
     assert not list(prefixes._all())
 
 
+def test_a_snapshot_whose_rows_a_longer_one_kept_is_taken_again_in_its_place(pair):
+    prefixes, keep = cache_of(pair, 2**30)
+    keep([5] * 50)
+    keep([5] * 60)
+    prefixes.budget = prefixes.bytes - 1
+    prefixes.shrink(2**30)
+    assert keep([5] * 50)
+    assert keep([5] * 60)
+    assert prefixes.find([5] * 51) is None
+    assert keep([5] * 50)
+    assert prefixes.find([5] * 61).end == 50
+    assert prefixes.bytes == sum(node.bytes for node in prefixes._all())
+    prefixes.shrink(2**30)
+    assert prefixes.bytes == 0
+
+
 @settings(max_examples=200)
 @given(st.data())
 def test_bytes_are_those_of_the_rows(pair_cache, data):
     prefixes, cache = pair_cache
     prefixes.shrink(2**30)
     prefixes.budget = data.draw(st.integers(0, 60_000))
-    for _ in range(data.draw(st.integers(1, 6))):
+    for _ in range(data.draw(st.integers(1, 20))):
         tokens = data.draw(st.lists(st.integers(5, 6), min_size=1, max_size=4))
         tokens = [token for token in tokens for _ in range(9)]
         owner = data.draw(st.sampled_from([None, None, "a", "b"]))
@@ -203,7 +219,7 @@ def test_bytes_are_those_of_the_rows(pair_cache, data):
                 prefixes.restore(found, owner)
                 assert cache.length == found.end < len(tokens)
         elif step == "reset":
-            prefixes.reset_session("a")
+            prefixes.reset_session(data.draw(st.sampled_from("ab")))
         else:
             prefixes.shrink(data.draw(st.integers(0, 30_000)))
         nodes = list(prefixes._all())

@@ -209,7 +209,8 @@ class PrefixCache:
         fresh = 0 if node.full else node.end - node.begin
         window = min(node.end, self._window)
         size = sum(one.row_bytes * (window if one.sliding else fresh) for _, one in layers)
-        self._shrink_to(self.budget - size, pinned_too=owner is not None)
+        node.windows = {}  # stays in the tree while those after it make room
+        self._shrink_to(self.budget - size, pinned_too=owner is not None, spared=node)
         if self.bytes + size > self.budget or not self._room(size):
             self._drop(node)
             return False
@@ -233,10 +234,10 @@ class PrefixCache:
             used.used = self._clock
             used.shared |= owner != used.owner
 
-    def _shrink_to(self, size: int, *, pinned_too: bool) -> None:
+    def _shrink_to(self, size: int, *, pinned_too: bool, spared: Node | None = None) -> None:
         while self.bytes > size:
             pinned = set(map(id, self._sessions.values()))
-            held = [node for node in self._all() if node.windows is not None]
+            held = [n for n in self._all() if n.windows is not None and n is not spared]
             victims = held if pinned_too else [node for node in held if id(node) not in pinned]
             if not victims:
                 return
