@@ -153,6 +153,21 @@ def test_the_prompt_may_come_from_the_standard_input(
     assert found["text"] == answer(capsys, *options, "tidy up")["text"]
 
 
+def test_a_closed_standard_input_is_an_empty_one(
+    pair: tuple[str, str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)  # as python finds it after <&-
+    status, _, err = ask(capsys, "--model", pair[0], "-")
+    assert status == 2
+    assert "prompt is empty" in err
+    monkeypatch.setattr(sys, "stdin", None)
+    status, out, _ = ask(capsys, "--model", pair[0], "--max-new-tokens", "5", "--chat", "hello")
+    assert status == 0
+    assert out
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -177,6 +192,8 @@ def test_the_prompt_may_come_from_the_standard_input(
         (["--model", "TARGET", "--chat", "-"], ["PROMPT", "--chat"]),
         (["--model", "TARGET", "--schema", "[]", "x"], ["--schema []", "No such file"]),
         (["--model", "TARGET", "--schema", '{"a":', "x"], ["--schema", "line 1, column 6"]),
+        (["--model", "TARGET", "--schema", '{"a":' * 99_999, "x"], ["--schema", "simpler"]),
+        (["--model", "TARGET", "--schema", '{"a":' + "1" * 9999, "x"], ["--schema", "simpler"]),
         (["--model", "TARGET", "--tools", "/dev/null", "x"], ["--tools /dev/null", "JSON"]),
         (["--model", "TARGET", "--tools", '[{"name": "a"}]', "x"], ["cannot declare tools"]),
     ],

@@ -160,6 +160,8 @@ def read_json(option: str, given: str, begin: str) -> str:
         raise RequestError(
             f"{where} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
         ) from error
+    except (RecursionError, ValueError) as error:  # brackets or digits without end
+        raise RequestError(f"{where} cannot be read: {error}; make it simpler") from error
     return text
 
 
