@@ -108,6 +108,16 @@ def test_a_call_that_the_prompt_begins(engine: Engine, choice: str, seed: int) -
     assert choice == "required" or first.name == "go"
 
 
+@pytest.mark.parametrize("tools", [TOOLS, ""])
+def test_no_call_is_wanted(engine: Engine, tools: str) -> None:
+    tokens, finish = said(engine, asked(1, 20, tools=tools, tool_choice="none"))
+    free, _ = said(engine, asked(1, 20))
+    assert tokens == free
+    assert not finish.tool_calls
+    _, finish = said(engine, asked(1, tools=tools, tool_choice="none", response_schema=REPORT))
+    jsonschema.validate(json.loads(finish.text), REPORT)
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_a_call_that_the_model_begins(engine: Engine, wanted: dict[int, str], seed: int) -> None:
     wanted[5] = CALL_OPEN

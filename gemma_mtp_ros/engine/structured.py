@@ -54,7 +54,7 @@ class Structured:
 
         :raises RequestError: as :class:`ArgumentSchemas`.
         """
-        name = json.dumps(declared)
+        name = json.dumps(dict(declared))
         kept = self._arguments.pop(name, None)
         if kept is None:
             kept = ArgumentSchemas(declared)
