@@ -108,6 +108,23 @@ def test_a_call_that_the_prompt_begins(engine: Engine, choice: str, seed: int) -
     assert choice == "required" or first.name == "go"
 
 
+@pytest.mark.parametrize(
+    ("parameters", "sentence"),
+    [
+        ({"properties": {"a": {"type": "array"}}}, "each array in the tools' parameters has items"),
+        ({"properties": [1]}, "are no JSON Schema"),
+        ({"properties": {"a": {"type": "object", "properties": 1}}}, "are no JSON Schema"),
+    ],
+)
+def test_a_declaration_that_the_template_cannot_show(
+    engine: Engine, parameters: dict[str, Any], sentence: str
+) -> None:
+    tools = json.dumps([{"name": "go", "parameters": parameters}])
+    _, finish = said(engine, asked(tools=tools))
+    assert finish.error_code is ErrorCode.INVALID_GOAL
+    assert sentence in finish.error_msg
+
+
 @pytest.mark.parametrize("tools", [TOOLS, ""])
 def test_no_call_is_wanted(engine: Engine, tools: str) -> None:
     tokens, finish = said(engine, asked(1, 20, tools=tools, tool_choice="none"))

@@ -230,6 +230,7 @@ class Engine:
         :raises Interrupted: when the poll ends it.
         """
         tools = read_tools(request.tools, request.tool_choice)
+        schemas = self.structured.arguments(tools.parameters)
         prompt = self._encode(
             request.messages, request.raw_prompt, tools=tools, thinking=request.enable_thinking
         )
@@ -241,7 +242,6 @@ class Engine:
                 f"model allows {self.target.spec.max_positions})",
                 ErrorCode.PROMPT_TOO_LONG,
             )
-        schemas = self.structured.arguments(tools.parameters)
         limit = (
             request.sampling.max_new_tokens
             or self.model.generation.max_new_tokens

@@ -145,10 +145,13 @@ class Text:
             rendered = self.render(turns, tools, thinking)
             # Through the template's tokenizer and without special tokens: it has its own <bos>.
             ids = self.tokenizer.encode(rendered, add_special_tokens=False)
-        except (TemplateError, TypeError, ValueError) as error:
+        except (TemplateError, TypeError, ValueError, AttributeError, LookupError) as error:
+            remedy = "their roles and order"
+            if tools.declarations:  # which templates take to be of the usual shape
+                remedy += ", and that each array in the tools' parameters has items"
             raise RequestError(
                 f"the chat template of {self.folder} refuses these messages ({error}); "
-                "check their roles and order"
+                f"check {remedy}"
             ) from error
         if tools.forced is not None:
             marker, _ = self.opening(ids)
