@@ -17,7 +17,10 @@ from typing import Any, NamedTuple, NoReturn
 from ..api import Message, RequestError
 from .channels import CALL_OPEN, CALL_PREFIX, CHANNEL_CLOSE, CHANNEL_OPEN, MARKERS
 
-CONTROL = (*MARKERS, "<tool_response|>", "<|tool>", "<tool|>", "<|think|>", "<|turn>", "<turn|>")
+CONTROL = (
+    *MARKERS, "<tool_response|>", "<|tool>", "<tool|>", "<|think|>", "<|turn>", "<turn|>",
+    "<bos>", "<eos>",
+)  # fmt: skip
 """Tokens of Gemma 4's tokenizer that structure a conversation (the multimodal ones aside)."""
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
