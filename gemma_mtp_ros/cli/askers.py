@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from ..ros.client import Answer
 
 _OPTIONS = re.compile(r"engine\.(max_context|device)")
+CHAT_CACHE_MIB = 256
+"""Memory for what was read of a conversation, as the node's parameter cache.max_mib has it."""
 LOOK_S = 0.1
 """How often the state of a goal that brings no text is shown."""
 
@@ -233,6 +235,7 @@ def make_config(options: argparse.Namespace) -> EngineConfig:
         reproducible=options.reproducible,
         threads=options.threads,
         max_context=options.max_context,
+        cache_max_mib=CHAT_CACHE_MIB if options.chat else 0,
     )
 
 
