@@ -80,8 +80,10 @@ def answer(engine: Engine, schema: Any, cap: int, **sampling: Any) -> tuple[list
 RANDOM = settings(deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
-def holds(engine: Engine, schema: Any, seed: int, caps: Iterable[int]) -> None:
-    """An answer is whole, valid and the same with drafts of these lengths and as many as pay."""
+def holds(
+    engine: Engine, schema: Any, seed: int, caps: Iterable[int], adaptive: bool = True
+) -> None:
+    """An answer is whole, valid and the same with drafts of these lengths, or as many as pay."""
     prompt = f"Task {seed}: " + "carry the box. " * (seed % 4)
     sampling: dict[str, Any] = {"prompt": prompt, "max_new_tokens": 400, "temperature": 1.0}
     sampling |= {"seed": seed, "top_k": 0 if seed % 2 else 20}
@@ -98,7 +100,8 @@ def holds(engine: Engine, schema: Any, seed: int, caps: Iterable[int]) -> None:
         drafted = [answer(engine, schema, cap, **sampling) for cap in caps]
     finally:
         engine.model.costs = costs
-    drafted.append(answer(engine, schema, 7, **sampling))
+    if adaptive:
+        drafted.append(answer(engine, schema, 7, **sampling))
     for tokens, end in drafted:
         assert tokens == plain
         assert (end.text, end.finish_reason) == (finish.text, finish.finish_reason)
@@ -122,7 +125,8 @@ def test_answers_validate_and_are_the_same_for_each_draft_length(
 def test_500_answers_validate_and_are_the_same_for_each_draft_length(
     engine: Engine, schema: Any, seed: int
 ) -> None:
-    holds(engine, schema, seed, (1 + seed % 7,))
+    adaptive = seed % 2 == 0
+    holds(engine, schema, seed, () if adaptive else (1 + seed % 7,), adaptive)
 
 
 def test_the_same_text_at_every_draft_length(fixed: Engine) -> None:
