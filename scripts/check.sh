@@ -26,11 +26,11 @@ case ${1:-} in
     export GEMMA_MTP_REQUIRE_ROS=1
     [ "$1" = slow ] && chosen="slow" || chosen="not slow"
     status=0
-    # Engines compute on one thread each, so several run side by side; nodes are given the machine.
+    # Engines compute on one thread each, so tests run side by side; those of nodes mostly wait.
     cores=$(nproc)
-    python -m pytest -m "$chosen" --ignore test/ros -n $((cores < 4 ? cores : 4)) --dist worksteal ||
-      status=1
-    python -m pytest -m "$chosen" test/ros || status=1
+    jobs=$((cores < 4 ? cores : 4))
+    python -m pytest -m "$chosen" --ignore test/ros -n "$jobs" --dist worksteal || status=1
+    python -m pytest -m "$chosen" test/ros -n "$jobs" --dist loadfile || status=1
     exit $status
     ;;
   *) echo "usage: scripts/check.sh lint|format|fast|slow" >&2; exit 2 ;;

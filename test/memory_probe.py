@@ -61,6 +61,7 @@ def main() -> None:
         max_context=1024,
         prefill_chunk=256,
         reproducible=False,
+        structured_output=False,  # its masks count by the vocabulary
         cache_max_mib=64,
     )
     peak = status("VmHWM") - before
