@@ -249,7 +249,7 @@ def test_schemas_that_cannot_be_compiled_are_checked_afterwards(
     tools = json.dumps([{"name": "go", "parameters": {**circle, "required": ["x"]}}])
     (finish,) = engine.generate(asked(tools=tools), lambda: RoundControl(0))
     assert isinstance(finish, Finish)
-    assert finish.error_code is ErrorCode.PROMPT_TOO_LONG
+    assert finish.error_code is ErrorCode.SCHEMA_UNSUPPORTED
     wanted[0] = CALL_OPEN
     circle["properties"] = {"x": {"$ref": "#/properties/x"}}
     tools = json.dumps([{"name": "go", "parameters": {**circle, "required": ["x"]}}])
