@@ -389,10 +389,11 @@ def test_what_was_lost_on_the_topic_is_told(
 ) -> None:
     """A chunk far ahead, as if those between had been dropped; the result has all the text."""
     publisher = driver.node.create_publisher(TokenChunk, "/gemma_mtp/tokens", 10)
+    driver.wait_until(lambda: publisher.get_subscription_count() >= 2)
+    client.ask(CUP).result(60.0)  # by then both sides know each other
     with client.ask(CUP) as answer:
         pieces = [next(iter(answer))]
         ahead = TokenChunk(goal_id=UUID(uuid=list(answer.goal_id.bytes)), seq=1000, text="?")
-        driver.wait_until(lambda: publisher.get_subscription_count() >= 2)
         publisher.publish(ahead)
         pieces += answer
     driver.node.destroy_publisher(publisher)
