@@ -235,13 +235,15 @@ class PrefixCache:
             used.shared |= owner != used.owner
 
     def _shrink_to(self, size: int, *, pinned_too: bool, spared: Node | None = None) -> None:
-        while self.bytes > size:
-            pinned = set(map(id, self._sessions.values()))
-            held = [n for n in self._all() if n.windows is not None and n is not spared]
-            victims = held if pinned_too else [node for node in held if id(node) not in pinned]
-            if not victims:
+        if self.bytes <= size:
+            return
+        pinned = set(map(id, self._sessions.values()))
+        held = [n for n in self._all() if n.windows is not None and n is not spared]
+        victims = held if pinned_too else [node for node in held if id(node) not in pinned]
+        for victim in sorted(victims, key=lambda node: (id(node) in pinned, node.used)):
+            if self.bytes <= size:
                 return
-            self._drop(min(victims, key=lambda node: (id(node) in pinned, node.used)))
+            self._drop(victim)
 
     def _drop(self, node: Node) -> None:
         """Drop a snapshot, and the rows that no other one needs."""
