@@ -10,7 +10,8 @@ import importlib.util
 import os
 import re
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ from ..api import (
     Stats,
 )
 from ..models import DEMO, resolve_pair
-from .figures import machine, rotated, write_rows
+from .figures import Row, machine, rotated, write_rows
 from .findings import ADAPTIVE, Findings, Speed, Total, notes, plot, rows, tables
 
 if TYPE_CHECKING:
@@ -82,20 +83,38 @@ def run(options: argparse.Namespace) -> int:
         console.print(table)
     for note in notes(found, options.repeats):
         console.print(note, style="dim", highlight=False, soft_wrap=True)
+    write(
+        console, str(engine.device), rows(found), options.json, options.plot, partial(plot, found)
+    )
+    return 0
+
+
+def write(
+    console: Console,
+    device: str,
+    figures: Sequence[Row],
+    json_file: Path | None,
+    picture: Path | None,
+    draw: Callable[[Path], None],
+) -> None:
+    """Say which machine it was, and write the files that are wanted.
+
+    Raises:
+        RequestError: a file cannot be written.
+    """
     import torch
 
-    gpu = torch.cuda.get_device_name(engine.device) if engine.device.type == "cuda" else None
+    gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else None
     described = machine(torch.get_num_threads(), gpu)
     said = ", ".join(f"{key} {value}" for key, value in described.items() if value)
     console.print(said, style="dim", highlight=False, soft_wrap=True)
     try:
-        if options.json is not None:
-            write_rows(options.json, described, rows(found))
-        if options.plot is not None:
-            plot(found, options.plot)
+        if json_file is not None:
+            write_rows(json_file, described, figures)
+        if picture is not None:
+            draw(picture)
     except OSError as error:
         raise RequestError(f"{error.filename} cannot be written: {error.strerror}") from error
-    return 0
 
 
 def check_files(

@@ -8,6 +8,7 @@ import argparse
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -26,7 +27,7 @@ from ..api import (
 from ..models import DEMO, resolve_pair
 from . import bench
 from .drafter_tables import notes, plot, rows, tables
-from .figures import machine, rotated, write_rows
+from .figures import rotated
 from .findings import Total
 from .tasks import ERRANDS, tasks
 
@@ -125,19 +126,8 @@ def run(options: argparse.Namespace) -> int:
         console.print(table)
     for note in notes(found):
         console.print(note, style="dim", highlight=False, soft_wrap=True)
-    import torch
-
-    gpu = torch.cuda.get_device_name() if found.device.startswith("cuda") else None
-    described = machine(torch.get_num_threads(), gpu)
-    said = ", ".join(f"{key} {value}" for key, value in described.items() if value)
-    console.print(said, style="dim", highlight=False, soft_wrap=True)
-    try:
-        if options.json is not None:
-            write_rows(options.json, described, rows(found))
-        if options.picture is not None:
-            plot(found, options.picture)
-    except OSError as error:
-        raise RequestError(f"{error.filename} cannot be written: {error.strerror}") from error
+    draw = partial(plot, found)
+    bench.write(console, found.device, rows(found), options.json, options.picture, draw)
     return 0
 
 
