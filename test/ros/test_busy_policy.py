@@ -18,7 +18,7 @@ from gemma_mtp_ros.action import Generate
 from gemma_mtp_ros.api import ErrorCode, FinishReason
 
 ASK: dict[str, Any] = {"prompt": "go to the kitchen and bring me the red cup", "temperature": 0.0}
-LONG_PROMPT = {**ASK, "prompt": "go to the dock and wait, then " * 60}
+LONG_PROMPT = {**ASK, "prompt": "go to the dock and wait, then " * 130}
 ENDLESS: dict[str, Any] = {
     "prompt": ASK["prompt"],
     "raw_prompt": True,
@@ -192,7 +192,7 @@ def test_the_timeout_counts_from_acceptance(policy: Any, driver: Driver, where: 
     policy("queue")
     before = begun(driver, **ENDLESS) if where == "queue" else None
     ask = LONG_PROMPT if where == "prefill" else ENDLESS
-    timeout_s = 1.5 if where == "decoding" else 0.4
+    timeout_s = 1.0 if where == "decoding" else 0.2
     goal = driver.send(
         **ask, timeout=Duration(sec=int(timeout_s), nanosec=int(timeout_s % 1 * 1e9))
     )
