@@ -40,6 +40,10 @@ __all__ = ["BusyPolicy", "EngineHost", "Event", "HostState", "Sink"]
 
 _log = logging.getLogger("gemma_mtp_ros.engine")
 
+STOP_S = 1.5
+"""How long an engine may take to end its request and itself. With the time that a killed process
+may take to be gone (``supervisor.REAP_S``) it fits into the time that a node has to leave."""
+
 
 class EngineHost:
     """Starts, feeds, cancels, watches, kills and restarts an engine process.
@@ -121,7 +125,7 @@ class EngineHost:
         assert failure is not None
         raise type(failure)(str(failure), failure.code)
 
-    def stop(self, timeout_s: float = 2.0) -> None:
+    def stop(self, timeout_s: float = STOP_S) -> None:
         """End all requests (NOT_ACTIVE, with their text so far) and the engine process.
 
         The engine is given ``timeout_s`` to end its request and itself, then it is killed. When

@@ -44,7 +44,7 @@ from .vigil import Bell, Restarts, Vigil
 
 EXIT_GRACE_S = 0.5
 """How long a process that closed its connection may take to end, before it is killed."""
-REAP_S = 2.0
+REAP_S = 1.0
 """How long a killed process may take to be gone, before its host stops waiting for it."""
 
 

@@ -55,6 +55,9 @@ END_GOALS_S = 2.0
 LEAVE_S = 3.0
 """How long leaving waits for a transition that runs."""
 
+FLUSH_S = 0.5
+"""How long leaving waits for results that are on their way."""
+
 SETTLE_S = 0.2
 """The executor goes on this long after the last goal, for clients that ask for their result."""
 
@@ -377,7 +380,7 @@ class GemmaMtpNode(LifecycleNodeMixin, Node):
         reachable = ("unconfigured", "inactive", "active")
         self._transitions.run(lambda state: "shutdown" if state in reachable else "", LEAVE_S)
         self._watchdog.stop()
-        self._generate.flush(0.5)
+        self._generate.flush(FLUSH_S)
         time.sleep(SETTLE_S)
 
     def destroy(self) -> None:

@@ -28,10 +28,19 @@ from test_goals import LONG, SHORT
 from gemma_mtp_ros.action import Generate
 from gemma_mtp_ros.api import ErrorCode
 from gemma_mtp_ros.demo import TARGET_DIR
+from gemma_mtp_ros.host import STOP_S
+from gemma_mtp_ros.ros.lifecycle_node import FLUSH_S, SETTLE_S
+from gemma_mtp_ros.ros.node import EXIT_S
 from gemma_mtp_ros.srv import CountTokens, GetModelInfo
+from gemma_mtp_ros.supervisor import REAP_S
 
 LOAD_S = 180.0
 LEAVE_S = 4.0
+
+
+def test_all_that_leaving_waits_for_ends_in_time() -> None:
+    """An engine that neither stops nor dies, results that never go out."""
+    assert STOP_S + REAP_S + FLUSH_S + SETTLE_S < EXIT_S - 0.5
 
 
 def refuse_all_but(driver: Driver, allowed: set[str]) -> None:
