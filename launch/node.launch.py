@@ -56,7 +56,8 @@ def whole(text):
 
 PARAMETERS = (
     ("model", "model", str, "folder of the target model, or name of a downloaded repository"),
-    ("drafter", "drafter", str, "folder or name of its MTP drafter"),
+    ("drafter", "drafter", str, "folder or name of its MTP drafter, or of what draft_kind says"),
+    ("draft_kind", "draft.kind", str, "mtp, draft_model, prompt_lookup or none"),
     ("device", "engine.device", str, "auto, cpu or cuda"),
     ("weights", "engine.weights", str, "float32, bfloat16, int8 or int4"),
     ("kv_dtype", "engine.kv_dtype", str, "precision of keys and values"),

@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.launch, pytest.mark.timeout(300)]
 LAUNCH = Path(__file__).parent.parent.parent / "launch"
 ARGUMENTS = {"namespace", "params_file", "model", "drafter", "autostart", "respawn"}
 ARGUMENTS |= {"log_level", "use_sim_time", "preset", "device", "weights", "kv_dtype", "ple"}
-ARGUMENTS |= {"max_context", "draft_length", "cache_mib", "memory_reserve_mib", "reproducible"}
-ARGUMENTS |= {"structured_output", "telemetry_root"}
+ARGUMENTS |= {"max_context", "draft_kind", "draft_length", "cache_mib", "memory_reserve_mib"}
+ARGUMENTS |= {"reproducible", "structured_output", "telemetry_root"}
 NAMES = ["demo", "node", "orin", "thor"]
 LOAD_S = 180.0
 
