@@ -106,9 +106,12 @@ def read_tools(tools: str, choice: str) -> Tools:
         forced = f"{CALL_PREFIX}{names[0]}{{" if len(names) == 1 else CALL_PREFIX
     elif choice not in ("", "auto"):
         if choice not in names:
+            others = (
+                f"'required' or one of: {', '.join(names)}" if names else "or declare it in tools"
+            )
             raise RequestError(
                 f"tool_choice is {choice!r}, which tools does not declare; take 'auto', 'none', "
-                f"'required' or one of: {', '.join(names) or 'no function is declared'}"
+                f"{others}"
             )
         forced = f"{CALL_PREFIX}{choice}{{"
     return Tools(declarations, frozenset(names), forced, parameters)
