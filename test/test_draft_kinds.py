@@ -395,6 +395,22 @@ def test_drafts_end_where_a_draft_model_reads_no_further(folders, plain, tmp_pat
     assert (tokens, drafted(finish)) == (run(plain, asked, 0)[0], 0)
 
 
+def test_a_draft_model_that_cannot_pay_reads_no_prompts(folders):
+    """As slow as the target: with every draft right it would still lose."""
+    engine = of_kind(folders, "copy")
+    engine.model.costs = Costs((0.1,) * (MAX_DRAFT + 1), 0.1)
+    read = []
+    prefill = engine.drafter.model.prefill
+    engine.drafter.model.prefill = lambda ids, last: (read.append(len(ids)), prefill(ids, last))[1]
+    for number in range(3):
+        run(engine, request(2 * LONG + str(number), max_new_tokens=60), 4)
+    assert sum(read) == 0
+    engine.model.costs = Costs((0.1,) * (MAX_DRAFT + 1), 0.001)
+    _, finish = run(engine, request(2 * LONG, max_new_tokens=60), 4)
+    assert sum(read) > 0
+    assert accepted(finish) > 30
+
+
 def test_prompt_lookup_accepts_what_repeats(folders, tmp_path):
     """A model that says one thing again and again, which its first line shows."""
     target = tiny.save_target(tmp_path / "loop", seed=3, branches=0.05, **tiny.NO_PLE)

@@ -363,3 +363,33 @@ def test_text_of_a_scenario_does_not_depend_on_the_policy(quality: str) -> None:
         for noise in (0.05, 0.2)
     )
     assert first == second
+
+
+def test_a_drafter_reads_where_drafts_pay() -> None:
+    controller = DraftController(FLAT)
+    assert controller.wants(4, unread=100_000)
+
+
+def test_a_drafter_that_does_not_pay_reads_what_is_cheap() -> None:
+    controller = DraftController(Costs((1.0,) * 8, 1.0, 0.02))
+    assert controller.wants(4, unread=0)
+    assert controller.wants(4, unread=4)  # a draft step, by the estimate
+    assert not controller.wants(4, unread=5)
+    controller.read(100, 10.0)
+    assert controller.wants(4, unread=10)
+    assert not controller.wants(4, unread=11)
+
+
+def test_a_drafter_that_does_not_pay_reads_much_after_many_rounds() -> None:
+    """So long that it takes half a per cent of the time; then at once, and again after as long."""
+    controller = DraftController(Costs((1.0,) * 8, 1.0, 0.02))
+    controller.read(1, 0.1)
+    for _ in range(2):
+        rounds = 0
+        while not controller.wants(4, unread=40):
+            controller.close(controller.chain(0), 0, None, 1.0)
+            rounds += 1
+        assert rounds == pytest.approx((4.0 + 1.0) / 0.005, rel=0.25)
+        controller.read(40, 4.0)
+        assert controller.chain(4).probe
+        controller.read(0, 1.0)

@@ -33,6 +33,9 @@ CAUTION = 0.02
 PROBING = 0.005
 """Share of the time for drafts that are made only to see whether they would stand."""
 
+READING = 0.25
+"""What a drafter takes to read a token of the text, in draft steps, until it was measured."""
+
 RATE_MEMORY = 0.995
 """What a round's tokens and time weigh in the next, in the rate that prices time."""
 
@@ -156,6 +159,8 @@ class DraftController:
         self._mode = ""
         self._modes: dict[str, CostBelief] = {}
         self._credit_s = 0.0
+        self._token_s = READING * costs.draft
+        self._reading_s = 0.0
         self._balance = BALANCE
         self._sweep: list[int] = []
         self._since_sweep = SWEEP_EVERY
@@ -203,6 +208,25 @@ class DraftController:
             self._changes = known.changes
         self._new_rate()
 
+    def wants(self, longest: int, unread: int) -> bool:
+        """Whether the drafter is to read what it must before it can draft: where drafts are
+        expected to pay, and else now and then, to see whether they would stand.
+
+        :param unread: tokens of the text that it has not read.
+        """
+        self._reading_s = unread * self._token_s
+        if self._reading_s <= self.costs.draft:
+            return True
+        costs = self.costs
+        pays, _ = best_length(self.acceptance.rates(), costs.passes, costs.draft, longest)
+        return pays > 0 or self._credit_s >= self._reading_s + costs.draft
+
+    def read(self, tokens: int, spent_s: float) -> None:
+        """The drafter read so many tokens of the text."""
+        if tokens > 0:
+            self._token_s = spent_s / tokens
+        self._credit_s = max(0.0, self._credit_s - spent_s)
+
     def _look(self, longest: int) -> int | None:
         """Take stock before a round: chances, costs and the price of time.
 
@@ -216,7 +240,7 @@ class DraftController:
         spent = sum(map(mul, self._rounds_of, costs.passes)) + self._steps * costs.draft
         assumed = self._assumed * costs.passes[0]
         self._rate = max(rate, (self._tokens + assumed * rate) / (spent + assumed))
-        self._credit_s = min(self._credit_s, 2.0 * costs.draft)
+        self._credit_s = min(self._credit_s, self._reading_s + 2.0 * costs.draft)
         self._since_sweep += 1
         self._since_change += 1
         if costs.changes != self._changes:

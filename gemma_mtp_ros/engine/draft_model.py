@@ -65,6 +65,7 @@ class DraftModel(DraftSource):
         self._prompt = prompt
         self._owner = owner
         self._prefill: Prefill | None = None
+        self._cached: int | None = None
         self._unread: list[int] = []
         self._new_round()
 
@@ -72,6 +73,17 @@ class DraftModel(DraftSource):
         self._fed: list[torch.Tensor] = []
         self._waiting: list[torch.Tensor] = []
         self._rows = 0
+
+    def unread(self, standing: Sequence[int]) -> int:
+        """Tokens of prompt and answer that have no row yet, the last one aside."""
+        if self._prefill is not None:
+            read = self.cache.length
+        else:
+            if self._cached is None:
+                found = self.prefixes.find(list(self._prompt))
+                self._cached = 0 if found is None else found.end
+            read = self._cached
+        return max(0, len(self._prompt) + len(standing) - 1 - read)
 
     def catch_up(self, standing: Sequence[int]) -> int | None:
         """Give up the rows of drafts that did not stand; read the prompt, or what became long.

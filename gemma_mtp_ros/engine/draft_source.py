@@ -21,9 +21,9 @@ from .sampling import Rules
 
 
 class DraftSource(Protocol):
-    """Where drafts come from. One answer at a time: :meth:`begin`, then for each round
-    :meth:`catch_up` and, where drafts are to be made, :meth:`prepare` and either :meth:`chain` or
-    :meth:`step` and :meth:`logits` by turns.
+    """Where drafts come from. One answer at a time: :meth:`begin`, then for each round that is to
+    have drafts :meth:`catch_up` and, where drafts are to be made, :meth:`prepare` and either
+    :meth:`chain` or :meth:`step` and :meth:`logits` by turns.
 
     Attributes:
         tells: whether scores say how likely a draft is to stand.
@@ -58,6 +58,10 @@ class DraftSource(Protocol):
         :param owner: of snapshots that are taken of the prompt.
         """
         return
+
+    def unread(self, standing: Sequence[int]) -> int:
+        """Tokens that this source has to read on its own before it can draft after ``standing``."""
+        return 0
 
     def catch_up(self, standing: Sequence[int]) -> int | None:
         """Take note of what stands.

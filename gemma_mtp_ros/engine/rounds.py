@@ -65,19 +65,21 @@ class Rounds:
             a sign of life.
         """
         self.aside_s += paused_s
+        unread = 0
         if self.drafter is not None and cap:
-            began_s = time.monotonic()
-            ready = self.drafter.catch_up(sequence.tokens)
-            if ready is None:
-                self.aside_s += time.monotonic() - began_s
+            unread = self.drafter.unread(sequence.tokens)
+            if self.controller is not None and not self.controller.wants(cap, unread):
+                cap = 0
+            elif (ready := self._catch_up(self.drafter, sequence.tokens, unread)) is None:
                 return None
-            cap = min(cap, ready)
+            else:
+                cap = min(cap, ready)
         cache = self.model.target.cache
         left = sequence.limit - place.index, self.context - cache.length
         longest = longest_draft(cap, *left)
         if sequence.guide is not None and sequence.guide.grammar is not None:
             most = longest_draft(MAX_DRAFT, *left)
-            return self._masked(sequence, place, longest, most)
+            return self._masked(sequence, place, longest, most, unread)
         drafted = draft(self.drafter, self.controller, place, longest)
         k = drafted.checked
         checked = drafted.tokens[:k]
@@ -96,14 +98,28 @@ class Rounds:
         if sequence.guide is not None:
             decided, _ = sequence.guide.settle(drafts[:k], chosen)
         self._commit(sequence, len(decided), k)
-        self.aside_s += drafted.late_s
+        self._was_read(unread, drafted.late_s)
         if self.controller is not None and drafted.round is not None:
             round_s = self._round_s(sequence)
             self.controller.close(drafted.round, kept, following, round_s, drafted.draft_s)
         last = len(decided) - 1
         return Decided(decided, hidden[last : last + 1], k, list(range(last)))
 
-    def _masked(self, sequence: Sequence, place: Place, longest: int, most: int) -> Decided:
+    def _catch_up(self, drafter: DraftSource, standing: list[int], unread: int) -> int | None:
+        began_s = time.monotonic()
+        ready = drafter.catch_up(standing)
+        if ready is None:
+            self._was_read(unread - drafter.unread(standing), time.monotonic() - began_s)
+        return ready
+
+    def _was_read(self, tokens: int, spent_s: float) -> None:
+        self.aside_s += spent_s
+        if self.controller is not None and spent_s:
+            self.controller.read(tokens, spent_s)
+
+    def _masked(
+        self, sequence: Sequence, place: Place, longest: int, most: int, unread: int
+    ) -> Decided:
         """A round under a grammar: forced drafts always stand."""
         guide = sequence.guide
         assert guide is not None
@@ -118,7 +134,7 @@ class Rounds:
         choices = read_back(choose(logits, place.rules, place.index))
         chosen, kept = guide.settle(made.tokens, choices, self.forcing)
         self._commit(sequence, kept + 1, len(made.own))
-        self.aside_s += made.late_s
+        self._was_read(unread, made.late_s)
         round_s = self._round_s(sequence)
         if self.controller is not None and made.round is not None:
             self.controller.close(made.round, kept, None, round_s)
