@@ -116,7 +116,7 @@ def test_the_launch_line_names_arguments_that_there_are(capsys: pytest.CaptureFi
                 if isinstance(row, ast.Tuple):
                     known.add(ast.literal_eval(row.elts[0]))
     options = ["--kv-dtype", "int8", "--ple", "disk", "--no-reproducible", "--cache-mib", "7"]
-    options.append("--no-structured-output")
+    options += ["--no-structured-output", "--draft-kind", "draft_model", "--drafter", "E2B"]
     line = plan(capsys, "--module", "thor-64gb", "--device", "cpu", *options)["launch"]
     words = line.split()
     assert words[:5] == ["ros2", "launch", "gemma_mtp_ros", "thor.launch.py", "preset:=thor"]
@@ -124,6 +124,50 @@ def test_the_launch_line_names_arguments_that_there_are(capsys: pytest.CaptureFi
         "namespace", "params_file", "autostart", "respawn", "log_level", "use_sim_time",
         "telemetry_root",
     }  # fmt: skip
+
+
+def test_a_draft_model_takes_its_weights_and_its_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    wish = ("--module", "agx-orin-64gb", "--model", "31B", "--weights", "int4", "--context", "4096")
+    alone = plan(capsys, *wish, "--draft-kind", "none")["recommended"]
+    small = plan(capsys, *wish[:3], "E2B", *wish[4:], "--draft-kind", "none")["recommended"]
+    found = plan(capsys, *wish, "--draft-kind", "draft_model", "--drafter", "E2B")
+    both = found["recommended"]
+    assert both["bytes"]["kv"] == alone["bytes"]["kv"] + small["bytes"]["kv"]
+    assert both["bytes"]["drafter"] == small["bytes"]["weights"] + small["bytes"]["ple"]
+    speeds = both["estimated_tokens_per_second"]
+    assert speeds["drafts_well"] > speeds["plain"]
+    assert "drafter:=google/gemma-4-E2B-it draft_kind:=draft_model" in found["launch"]
+    assistant = plan(capsys, *wish)["recommended"]["estimated_tokens_per_second"]
+    assert assistant["drafts_well"] > speeds["drafts_well"]
+
+
+def test_copies_need_no_memory_and_promise_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    wish = ("--module", "orin-nano-8gb", "--model", "E2B")
+    alone = plan(capsys, *wish, "--draft-kind", "none")["recommended"]
+    found = plan(capsys, *wish, "--draft-kind", "prompt_lookup")
+    copies, speeds = found["recommended"], found["recommended"]["estimated_tokens_per_second"]
+    assert copies["bytes"]["drafter"] == alone["bytes"]["drafter"] == 0
+    assert 0 < copies["bytes"]["workspace"] - alone["bytes"]["workspace"] < 2**24
+    assert speeds["drafts_badly"] == speeds["plain"] < speeds["drafts_well"]
+    assert "draft_kind:=prompt_lookup" in found["launch"]
+    assert "drafter:=" not in found["launch"]
+    assert alone["draft_max_length"] == 0 < copies["draft_max_length"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("none", "--drafter", "E2B"), "--draft-kind none has no drafter"),
+        (("draft_model",), "needs --drafter: a smaller model"),
+        (("draft_model", "--drafter", "demo"), "has a vocabulary of 1280 tokens"),
+    ],
+)
+def test_a_kind_and_a_drafter_that_do_not_go_together(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
+) -> None:
+    status, _, err = said(capsys, "--module", "orin-nano-8gb", "--draft-kind", *arguments)
+    assert status != 0
+    assert words in err
 
 
 def test_options_narrow_what_is_planned(capsys: pytest.CaptureFixture[str]) -> None:

@@ -286,8 +286,14 @@ def _add_plan(commands: Commands) -> None:
         "--drafter",
         default="",
         metavar="NAME",
-        help="folder of its drafter; none: no drafts (default: the released one; with a folder "
-        "none)",
+        help="folder of its drafter, or with --draft-kind draft_model a smaller model; none: no "
+        "drafts (default: the released one; with a folder none)",
+    )
+    plan.add_argument(
+        "--draft-kind",
+        choices=DRAFT_KINDS,
+        default="mtp",
+        help="where drafts come from (default: %(default)s); see docs/drafters.md",
     )
     plan.add_argument(
         "--weights", choices=PRECISIONS, help="plan for this precision alone (default: all)"

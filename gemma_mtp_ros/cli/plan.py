@@ -5,18 +5,22 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
-from typing import Any, NamedTuple
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 
-from ..api import EngineConfig, RequestError
-from ..models import DEMO, resolve_pair
+from ..api import CheckpointError, DraftKind, EngineConfig, RequestError
+from ..models import DEMO, NO_DRAFTER, resolve_pair
 from ..telemetry.boards import CACHE_MIB, MODULES, Module, find_module, meminfo, module_of
 from ..telemetry.discover import is_jetson
 from ..telemetry.files import FileTree
 from .plan_tables import Plan, print_plan
+
+if TYPE_CHECKING:
+    from ..engine.fitting import Pair
+    from ..engine.spec import TextSpec
 
 NOTHING_FITS = 1
 """Exit status where no model fits, or not the one that was asked for."""
@@ -76,7 +80,7 @@ def make_plan(options: argparse.Namespace) -> Plan:
     )
     precisions = [options.weights] if options.weights else fitting.PRECISIONS[machine.device.type]
     found = fitting.fits(
-        find_pairs(options.model, options.drafter),
+        find_pairs(options.model, options.drafter, options.draft_kind),
         base,
         machine,
         precisions=precisions,
@@ -96,47 +100,74 @@ def make_plan(options: argparse.Namespace) -> Plan:
     )
 
 
-def find_pairs(model: str, drafter: str) -> list[Any]:
+def find_pairs(model: str, drafter: str, kind: DraftKind = "mtp") -> list[Pair]:
     """Pairs to plan for: all released ones, one of those, or what a folder holds.
 
     Raises:
         CheckpointError: there is no such model, or the drafter is another target's.
+        RequestError: this kind of drafts has no drafter, or cannot do without one.
     """
     from ..engine.checkpoint import find_folder, read_config
     from ..engine.fitting import Pair
     from ..engine.released import RELEASED, find_released
-    from ..engine.spec import (
-        DRAFTER_TYPES,
-        TARGET_TYPES,
-        check_pair,
-        drafter_spec,
-        text_spec,
-    )
+    from ..engine.spec import DRAFTER_TYPES, check_pair, drafter_spec
+
+    released = RELEASED if not model else tuple(filter(None, [find_released(model)]))
+    if kind == "mtp" and released and (not model or not drafter):
+        return [Pair(r.size, r.model, r.drafter, *r.specs) for r in released]
+    targets = [Pair(r.size, r.model, "", r.specs[0], None, kind) for r in released]
+    if not targets:
+        name, own, spec = _find_target(model)
+        targets = [Pair(name, own, "", spec, None, kind)]
+    if kind in ("none", "prompt_lookup"):
+        if drafter not in ("", NO_DRAFTER):
+            raise RequestError(f"--draft-kind {kind} has no drafter; leave --drafter {drafter} out")
+        return targets
+    if kind == "draft_model":
+        if drafter in ("", NO_DRAFTER):
+            raise RequestError(
+                "--draft-kind draft_model needs --drafter: a smaller model of the family, such as "
+                "E2B"
+            )
+        _, own, smaller = _find_target(drafter)
+        for target in targets:
+            if target.target.vocab != smaller.vocab:
+                raise CheckpointError(
+                    f"draft model {drafter} has a vocabulary of {smaller.vocab} tokens, but target "
+                    f"{target.name} has {target.target.vocab}; take one of the same family"
+                )
+        return [replace(target, drafter=own, smaller=smaller) for target in targets]
+    (target,) = targets
+    _, draft = resolve_pair(model, drafter)
+    if not draft:
+        return targets
+    known = next((r for r in RELEASED if draft.lower() == r.drafter.lower()), None)
+    if known is not None:
+        assistant = known.specs[1]
+    else:
+        folder = find_folder(draft, "drafter")
+        assistant = drafter_spec(read_config(folder, DRAFTER_TYPES, "drafter"))
+    check_pair(target.target, assistant, target.model, draft)
+    return [replace(target, drafter="" if model == DEMO else draft, draft=assistant)]
+
+
+def _find_target(model: str) -> tuple[str, str, TextSpec]:
+    """Title, name for the node, and sizes of one model.
+
+    Raises:
+        CheckpointError: there is no such model.
+    """
+    from ..engine.checkpoint import find_folder, read_config
+    from ..engine.released import find_released
+    from ..engine.spec import TARGET_TYPES, text_spec
 
     released = find_released(model)
-    if not model or (released is not None and not drafter):
-        chosen = RELEASED if released is None else (released,)
-        return [Pair(r.size, r.model, r.drafter, *r.specs) for r in chosen]
-    own, draft = resolve_pair(model, drafter)
     if released is not None:
-        name, own, target = released.size, released.model, released.specs[0]
-    else:
-        folder = find_folder(own, "model")
-        name = model if model == DEMO else folder.name
-        target = text_spec(read_config(folder, TARGET_TYPES, "model").get_text_config())
-    draft_spec = None
-    if draft:
-        known = next((r for r in RELEASED if draft.lower() == r.drafter.lower()), None)
-        if known is not None:
-            draft_spec = known.specs[1]
-        else:
-            folder = find_folder(draft, "drafter")
-            draft_spec = drafter_spec(read_config(folder, DRAFTER_TYPES, "drafter"))
-        check_pair(target, draft_spec, own, draft)
-    return [
-        Pair(name, model if model == DEMO else own, "" if model == DEMO else draft, target,
-             draft_spec)
-    ]  # fmt: skip
+        return released.size, released.model, released.specs[0]
+    own, _ = resolve_pair(model, NO_DRAFTER)
+    folder = find_folder(own, "model")
+    spec = text_spec(read_config(folder, TARGET_TYPES, "model").get_text_config())
+    return (DEMO, DEMO, spec) if model == DEMO else (folder.name, own, spec)
 
 
 def find_board(options: argparse.Namespace) -> Board:
@@ -216,6 +247,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
             "name": each.pair.name,
             "model": each.pair.model,
             "drafter": each.pair.drafter,
+            "draft_kind": each.pair.kind,
             "weights": config.weights,
             "kv_dtype": config.kv_dtype,
             "max_context": config.max_context,
@@ -234,7 +266,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
     machine = plan.machine
     return {
         "board": plan.title,
-        "module": dataclasses.asdict(plan.module) if plan.module is not None else None,
+        "module": asdict(plan.module) if plan.module is not None else None,
         "device": machine.device.type,
         "memory": machine.memory,
         "free": machine.free,

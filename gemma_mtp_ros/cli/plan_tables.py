@@ -89,7 +89,7 @@ class Plan:
         return " ".join(ends)
 
     def _length_reason(self, chosen: Fit) -> str:
-        if chosen.pair.draft is None:
+        if chosen.pair.source is None:
             return "Without a drafter there are no drafts."
         gain = chosen.well / chosen.plain
         return (
@@ -114,6 +114,8 @@ class Plan:
         words.append(f"model:={pair.model}")
         if pair.drafter:
             words.append(f"drafter:={pair.drafter}")
+        if pair.kind != "mtp":
+            words.append(f"draft_kind:={pair.kind}")
         words += [
             f"weights:={config.weights}",
             f"max_context:={config.max_context}",
@@ -199,7 +201,7 @@ def fit_table(plan: Plan) -> Table:
                 gib(each.total),
                 gib(each.left),
                 f"~{rate(each.plain)}/s",
-                f"~{rate(each.badly)} to {rate(each.well)}/s" if each.pair.draft else "-",
+                f"~{rate(each.badly)} to {rate(each.well)}/s" if each.pair.source else "-",
                 fits,
             ]
         style = "bold" if each is plan.chosen else None
@@ -224,10 +226,11 @@ def memory_table(each: Fit, plan: Plan) -> Table:
         whole = gib(sizes.ple_bytes(spec, config.weights))
         where = "in memory" if use.ple else f"on disk; in memory it would take {whole}"
         table.add_row("table of per-layer embeddings", gib(use.ple), where)
-    if each.pair.draft is not None:
+    if use.drafter:
         table.add_row("drafter", gib(use.drafter), "")
+    both = "" if each.pair.smaller is None else " of both models"
     kv_dtype = sizes.kv_dtype_of(config)
-    table.add_row("keys and values", gib(use.kv), f"{kv_dtype}, at the full context")
+    table.add_row(f"keys and values{both}", gib(use.kv), f"{kv_dtype}, at the full context")
     table.add_row("cached prefixes", gib(use.snapshots), "at most (cache.max_mib)")
     masks = sizes.mask_bytes(spec, config)
     table.add_row("workspace", gib(use.workspace - masks), "estimate")

@@ -19,9 +19,9 @@ Assumptions, none of them measured on a Jetson:
 
 * e, :data:`EFFICIENCY` of the nominal bandwidth of a module, :data:`EFFICIENCY_MEASURED` of one
   that was measured by reading.
-* a, :data:`WELL`: published for the 31B pair, taken for all pairs; :data:`BADLY`: three in five
-  drafts stand, whatever came before. Published to depth 4, so no more is counted on; the node's
-  controller goes further where it pays.
+* a, :data:`WELL`: published for the 31B pair, taken for all pairs and kinds of drafters;
+  :data:`BADLY`: three in five drafts stand, whatever came before; of copies :data:`NEVER` one.
+  Published to depth 4, so no more is counted on; the node's controller goes further where it pays.
 * s, :data:`ROW_COST`: on a CPU from this engine's benchmarks on x86-64 (docs/benchmarks.md) and,
   for int4, an early measurement; on a GPU a guess after llama.cpp on an AGX Orin, where rows were
   free.
@@ -51,6 +51,9 @@ WELL = (0.92, 0.78, 0.67, 0.57)
 BADLY = (0.6, 0.36, 0.216, 0.13)
 """The same on text that drafts badly."""
 
+NEVER = (0.0, 0.0, 0.0, 0.0)
+"""The same for copies out of a text that repeats nothing."""
+
 CLOSE = 0.95
 """The shortest draft that reaches this share of the best speed is the one to choose."""
 
@@ -65,16 +68,22 @@ LAYER_S = {"cpu": 30e-6, "cuda": 50e-6}
 
 
 @dataclass(frozen=True)
+class Lookup:
+    """Drafts that are copied out of the text: they take no time to speak of."""
+
+
+@dataclass(frozen=True)
 class Setting:
     """What is run, and on what.
 
     Attributes:
+        drafter: an MTP assistant, a smaller model, or what is copied; None: no drafts.
         bandwidth: of the memory in bytes/s, as far as it is reached.
         position: tokens in the caches.
     """
 
     target: TextSpec
-    drafter: DrafterSpec | None
+    drafter: DrafterSpec | TextSpec | Lookup | None
     precision: Precision
     kv_dtype: str
     device: torch.device
@@ -95,11 +104,16 @@ class Setting:
     @property
     def step_s(self) -> float:
         """Seconds of a draft step."""
-        assert self.drafter is not None
-        read = draft_bytes(
-            self.drafter, self.target, self.precision, self.kv_dtype, self.device, self.position
-        )
-        layers = len(self.drafter.body.layers)
+        drafter, kv, device = self.drafter, self.kv_dtype, self.device
+        assert drafter is not None
+        if isinstance(drafter, Lookup):
+            return 0.0
+        if isinstance(drafter, TextSpec):
+            read = pass_bytes(drafter, self.precision, kv, device, self.position)
+            layers = len(drafter.layers)
+        else:
+            read = draft_bytes(drafter, self.target, self.precision, kv, device, self.position)
+            layers = len(drafter.body.layers)
         return read / self.bandwidth + layers * LAYER_S[self.device.type]
 
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ..api import EngineConfig, GemmaMtpError, MemoryUse
+from ..api import DraftKind, EngineConfig, GemmaMtpError, MemoryUse
 from . import estimate, sizes
+from .draft_loading import DraftPlan, draft_bytes
 from .spec import DrafterSpec, TextSpec
 
 MIB, GIB = 2**20, 2**30
@@ -82,13 +83,45 @@ def default_reserve(memory: int) -> int:
 
 @dataclass(frozen=True)
 class Pair:
-    """A target and its drafter by name, and their sizes."""
+    """A target and its drafter by name, and their sizes.
+
+    Attributes:
+        draft: an MTP assistant; None: there is none.
+        kind: where drafts come from.
+        smaller: what drafts where the kind is draft_model.
+    """
 
     name: str
     model: str
     drafter: str
     target: TextSpec
     draft: DrafterSpec | None
+    kind: DraftKind = "mtp"
+    smaller: TextSpec | None = None
+
+    @property
+    def source(self) -> DrafterSpec | TextSpec | estimate.Lookup | None:
+        """What drafts."""
+        return estimate.Lookup() if self.kind == "prompt_lookup" else self.draft or self.smaller
+
+    def use(self, config: EngineConfig, device: torch.device) -> MemoryUse:
+        """Bytes by purpose, as configure counts them.
+
+        :raises GemmaMtpError: when the device has no product of a precision asked for.
+        """
+        use = sizes.planned(self.target, self.draft, config, device)
+        context = sizes.context_of(self.target, config)
+        if self.smaller is not None:
+            context = min(context, self.smaller.max_positions)
+        plan = DraftPlan(self.kind, self.drafter, model=self.smaller, context=context)
+        drafting = draft_bytes(plan, config, device)
+        return use.model_copy(
+            update={
+                "drafter": use.drafter + drafting.weights,
+                "kv": use.kv + drafting.kv,
+                "workspace": use.workspace + drafting.workspace,
+            }
+        )
 
 
 @dataclass(frozen=True)
@@ -124,12 +157,12 @@ class Fit:
 def fit(pair: Pair, config: EngineConfig, machine: Machine) -> Fit:
     """What a configuration takes and how fast it may be."""
     try:
-        use = sizes.planned(pair.target, pair.draft, config, machine.device)
+        use = pair.use(config, machine.device)
     except GemmaMtpError as error:
         return Fit(pair, config, MemoryUse(), 0, 0, 0.0, 0.0, 0.0, 0, str(error))
     setting = estimate.Setting(
         pair.target,
-        pair.draft,
+        pair.source,
         config.weights,
         sizes.kv_dtype_of(config),
         machine.device,
@@ -138,7 +171,8 @@ def fit(pair: Pair, config: EngineConfig, machine: Machine) -> Fit:
         config.reproducible,
     )
     k = estimate.best_length(setting)
-    shorter = estimate.best_length(setting, estimate.BADLY)
+    bad = estimate.NEVER if pair.kind == "prompt_lookup" else estimate.BADLY
+    shorter = estimate.best_length(setting, bad)
     return Fit(
         pair,
         config,
@@ -146,7 +180,7 @@ def fit(pair: Pair, config: EngineConfig, machine: Machine) -> Fit:
         machine.overhead,
         machine.free - use.total - machine.overhead,
         estimate.tokens_per_second(setting, 0),
-        estimate.tokens_per_second(setting, shorter, estimate.BADLY),
+        estimate.tokens_per_second(setting, shorter, bad),
         estimate.tokens_per_second(setting, k),
         k,
     )
@@ -184,6 +218,7 @@ def fits(
             config = config.model_copy(
                 update={
                     "drafter": pair.drafter,
+                    "draft_kind": pair.kind,
                     "max_context": min(
                         context or recommended_context(pair, config, machine),
                         pair.target.max_positions,
