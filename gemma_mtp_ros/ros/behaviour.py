@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +23,7 @@ from gemma_mtp_ros.api import ErrorCode, FinishReason
 from gemma_mtp_ros.ros.answer import Answer, Stage
 from gemma_mtp_ros.ros.client import GenerateClient
 from gemma_mtp_ros.ros.client_errors import ClientError
-from gemma_mtp_ros.ros.client_messages import Result
+from gemma_mtp_ros.ros.client_messages import MAX_TIMEOUT_S, Result
 
 GRACE_S = 2.0
 """How long after the goal's own time-out the node may take to say so."""
@@ -84,12 +83,12 @@ class AskModel(py_trees.behaviour.Behaviour):
                 nothing at all, the behaviour gives up soon after it.
 
         Raises:
-            ValueError: a time is not positive, or not finite.
+            ValueError: a time is not positive, or more than a goal can say.
         """
         super().__init__(name)
         for key, value in (("timeout_s", timeout_s), ("server_timeout_s", server_timeout_s)):
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{key} = {value} must be a positive number of seconds")
+            if not 0 < value <= MAX_TIMEOUT_S:
+                raise ValueError(f"{key} = {value:g} must be above 0 and at most {MAX_TIMEOUT_S} s")
         self._goal = goal if goal is not None else Generate.Goal()
         self._parse = parse
         self._node_name = node_name

@@ -431,7 +431,9 @@ def test_setup_without_a_node_says_so() -> None:
         AskModel("ask").setup()
 
 
-@pytest.mark.parametrize("times", [{"timeout_s": 0.0}, {"server_timeout_s": -1.0}])
+@pytest.mark.parametrize(
+    "times", [{"timeout_s": 0.0}, {"timeout_s": 1e10}, {"server_timeout_s": -1.0}]
+)
 def test_times_out_of_bounds_are_refused(times: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(times))):
         AskModel("ask", **times)
