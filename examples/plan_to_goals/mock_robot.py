@@ -24,7 +24,7 @@ from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.executors import ExternalShutdownException, MultiThreadedExecutor
 from rclpy.node import Node
 
-PERIOD_S = 0.05
+PERIOD_S, LOOK_S = 0.05, 0.5
 OPERATIONS = {getattr(Manipulate.Goal, name): name.lower() for name in ("PICK", "PLACE", "GIVE")}
 PHASES = {
     "pick": ("looks", "reaches", "grasps", "lifts"),
@@ -123,7 +123,8 @@ def main() -> int:
     executor.add_node(robot)
     robot.tell("ready")
     with contextlib.suppress(KeyboardInterrupt, ExternalShutdownException):
-        executor.spin()
+        while rclpy.ok():  # a signal does not always wake a wait without an end
+            executor.spin_once(timeout_sec=LOOK_S)
     return 0
 
 
