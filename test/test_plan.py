@@ -183,6 +183,21 @@ def test_options_narrow_what_is_planned(capsys: pytest.CaptureFixture[str]) -> N
     assert 0.5 < small["bytes"]["kv"] / one["bytes"]["kv"] < 0.52
 
 
+def test_no_drafts_are_planned_for_every_target(capsys: pytest.CaptureFixture[str]) -> None:
+    found = plan(capsys, "--module", "orin-nano-8gb", "--drafter", "none")
+    assert {each["name"] for each in found["plans"]} == {released.size for released in RELEASED}
+    assert {each["bytes"]["drafter"] for each in found["plans"]} == {0}
+    assert "draft_length:=0" in found["launch"]
+    assert "drafter:=" not in found["launch"]
+
+
+def test_a_drafter_without_a_target_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--drafter", "google/gemma-4-E2B-it-assistant"]
+    status, _, err = said(capsys, "--module", "thor-64gb", *options)
+    assert status == 2
+    assert "name that target with --model" in err
+
+
 def test_a_drafter_of_another_target_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--model", "E2B", "--drafter", "google/gemma-4-E4B-it-assistant"]
     status, _, err = said(capsys, "--module", "thor-64gb", *options)

@@ -113,7 +113,7 @@ def find_pairs(model: str, drafter: str, kind: DraftKind = "mtp") -> list[Pair]:
     from ..engine.spec import DRAFTER_TYPES, check_pair, drafter_spec
 
     released = RELEASED if not model else tuple(filter(None, [find_released(model)]))
-    if kind == "mtp" and released and (not model or not drafter):
+    if kind == "mtp" and released and not drafter:
         return [Pair(r.size, r.model, r.drafter, *r.specs) for r in released]
     targets = [Pair(r.size, r.model, "", r.specs[0], None, kind) for r in released]
     if not targets:
@@ -137,10 +137,15 @@ def find_pairs(model: str, drafter: str, kind: DraftKind = "mtp") -> list[Pair]:
                     f"{target.name} has {target.target.vocab}; take one of the same family"
                 )
         return [replace(target, drafter=own, smaller=smaller) for target in targets]
-    (target,) = targets
     _, draft = resolve_pair(model, drafter)
     if not draft:
         return targets
+    if not model:
+        raise RequestError(
+            f"--drafter {drafter} is one target's and no --model is given; name that target with "
+            "--model, or leave --drafter out"
+        )
+    (target,) = targets
     known = next((r for r in RELEASED if draft.lower() == r.drafter.lower()), None)
     if known is not None:
         assistant = known.specs[1]
