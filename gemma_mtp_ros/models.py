@@ -39,15 +39,17 @@ def split_revision(name: str) -> tuple[str, str | None]:
 def resolve_pair(model: str, drafter: str, kind: str = "mtp") -> tuple[str, str]:
     """Return the names of target and drafter for the engine; an empty drafter there is none.
 
-    :data:`DEMO` becomes the folders of the embedded pair. An empty `drafter` is the embedded one
-    with the embedded target and drafts of the `kind` mtp, and none else; :data:`NO_DRAFTER` is none
-    with all. Any other name stays as it is; the engine checks folders and pairing.
+    :data:`DEMO` becomes the folders of the embedded pair, as a draft model its target's. An empty
+    `drafter` is the embedded one with the embedded target and drafts of the `kind` mtp, and none
+    else; :data:`NO_DRAFTER` is none with all. Any other name stays as it is; the engine checks
+    folders and pairing.
     """
     if model == DEMO and not drafter and kind == "mtp":
         drafter = DEMO
     if drafter == NO_DRAFTER:
         drafter = ""
+    embedded = demo.TARGET_DIR if kind == "draft_model" else demo.DRAFTER_DIR
     return (
         str(demo.TARGET_DIR) if model == DEMO else model,
-        str(demo.DRAFTER_DIR) if drafter == DEMO else drafter,
+        str(embedded) if drafter == DEMO else drafter,
     )

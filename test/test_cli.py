@@ -242,6 +242,10 @@ def test_demo_is_the_embedded_pair() -> None:
     assert resolve_pair("demo", "none") == (embedded[0], "")
 
 
+def test_demo_as_a_draft_model_is_the_embedded_target() -> None:
+    assert resolve_pair("other", "demo", "draft_model") == ("other", str(demo.TARGET_DIR))
+
+
 def test_the_embedded_pair_plans(capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(capsys, "--model", "demo", "Bring Anna the red cup from the kitchen.")
     assert extract_plan(found["text"]) == [

@@ -141,8 +141,9 @@ def make_configs(options: argparse.Namespace) -> Iterator[EngineConfig]:
     kinds: list[tuple[DraftKind, str]] = [("none", ""), ("prompt_lookup", "")]
     if drafter:
         kinds.append(("mtp", drafter))
-    if options.draft_model:
-        kinds.append(("draft_model", options.draft_model))
+    _, smaller = resolve_pair(options.model, options.draft_model, "draft_model")
+    if smaller:
+        kinds.append(("draft_model", smaller))
     for kind, name in kinds:
         yield EngineConfig(
             model=model,
