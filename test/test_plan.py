@@ -7,6 +7,8 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch
 import yaml
 from jetson_tree import ORIN_NANO, JetsonTree
 
+from gemma_mtp_ros import demo
 from gemma_mtp_ros.api import EngineConfig
 from gemma_mtp_ros.cli.main import main
 from gemma_mtp_ros.engine import estimate, fitting, sizes
@@ -225,6 +228,31 @@ def test_what_is_printed_says_what_is_estimated(capsys: pytest.CaptureFixture[st
         "ros2 launch gemma_mtp_ros orin.launch.py preset:=orin_nano model:=google/gemma-4-E2B-it",
     ):  # fmt: skip
         assert words in text, words
+
+
+@pytest.mark.parametrize("name", ["my models", "[bold]", "[/x]"])
+def test_any_name_of_a_folder_is_printed_as_it_is(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / name
+    folder.mkdir(parents=True)
+    shutil.copy(demo.TARGET_DIR / "config.json", folder)
+    status, out, _ = said(capsys, "--module", "orin-nano-8gb", "--model", str(folder))
+    assert status == 0
+    assert f"Recommended: {folder.name} in bfloat16" in out
+    (line,) = [line for line in out.splitlines() if line.startswith("ros2 launch")]
+    assert f"model:={folder}" in shlex.split(line)
+
+
+def test_precisions_can_be_told_apart_in_eighty_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = said(capsys, "--module", "orin-nano-8gb")
+    table = out.split("What fits")[1].split("Keys and values")[0]
+    assert table.count("26B-A4B") == 2
+    assert table.count("bfloat16") >= len(RELEASED)
+    assert "reserve" in table
 
 
 def test_an_unknown_module_is_refused_with_the_names(capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
             found = measure(engine, options, steps)
         except GemmaMtpError as error:
             raise type(error)(as_options(str(error)), error.code) from error
-    console = Console()
+    console = Console(markup=False)
     for table in tables(found):
         console.print(table)
     for note in notes(found, options.repeats):

@@ -121,7 +121,7 @@ def run(options: argparse.Namespace) -> int:
             del engine
             give_back()
     assert found is not None
-    console = Console()
+    console = Console(markup=False)
     for table in tables(found):
         console.print(table)
     for note in notes(found):

@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
         GemmaMtpError: what is asked for cannot be had; says what to change.
     """
     wanted = choose(options)
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False)
     if options.offline:
         return tell_cached(wanted)
     if hub.is_offline():

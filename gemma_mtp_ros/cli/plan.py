@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(as_json(plan), indent=2))
     else:
-        print_plan(Console(), plan)
+        print_plan(Console(markup=False), plan)
     return 0 if plan.chosen is not None else NOTHING_FITS
 
 

@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ..telemetry.boards import CACHE_MIB, GIB, Module
 
@@ -99,11 +101,11 @@ class Plan:
 
     @property
     def launch(self) -> str:
-        """The line that starts the node so; empty: nothing fits."""
+        """The line that starts the node so, for a shell; empty: nothing fits."""
         if self.chosen is None:
             return ""
         config, pair = self.chosen.config, self.chosen.pair
-        words = ["ros2 launch gemma_mtp_ros"]
+        words = ["ros2", "launch", "gemma_mtp_ros"]
         if self.module is not None:
             words += [self.module.launch_file, f"preset:={self.module.preset}"]
         else:
@@ -133,7 +135,7 @@ class Plan:
             words.append("structured_output:=false")
         if not config.reproducible:
             words.append("reproducible:=false")
-        return " ".join(words)
+        return shlex.join(words)
 
 
 def gib(size: float) -> str:
@@ -151,7 +153,7 @@ def rate(tokens_per_second: float) -> str:
 def print_plan(console: Console, plan: Plan) -> None:
     """Everything, in the order in which one asks."""
     machine = plan.machine
-    console.print(f"[bold]{plan.title}[/bold], {machine.device.type}", highlight=False)
+    console.print(Text.assemble((plan.title, "bold"), f", {machine.device.type}"))
     free = "are available now" if plan.here else "are expected to be free (estimate)"
     console.print(
         f"{gib(machine.memory)} of memory, of which {gib(machine.free)} {free}; "
@@ -165,7 +167,7 @@ def print_plan(console: Console, plan: Plan) -> None:
         console.print(memory_table(shown, plan))
         console.print(context_table(shown))
     title = "Recommended" if plan.chosen is not None else "Not possible"
-    console.print(f"[bold]{title}[/bold]: {plan.why}", highlight=False, soft_wrap=True)
+    console.print(Text.assemble((title, "bold"), f": {plan.why}"), soft_wrap=True)
     if plan.launch:
         console.print(plan.launch, style="bold green", highlight=False, soft_wrap=True)
     notes = [ESTIMATES, *plan.notes]
@@ -184,11 +186,11 @@ def smallest(plan: Plan) -> Fit | None:
 def fit_table(plan: Plan) -> Table:
     """Every target in every precision."""
     table = Table(title="What fits", title_justify="left")
-    table.add_column("target")
-    table.add_column("weights")
+    table.add_column("target", no_wrap=True)
+    table.add_column("weights", no_wrap=True)
     for name in ("context", "memory", "left", "plain", "with drafts"):
         table.add_column(name, justify="right")
-    table.add_column("fits")
+    table.add_column("fits", min_width=len("reserve"))
     for each in plan.found:
         if each.refusal:
             cells = ["", "", "", "", "", "not on this device"]

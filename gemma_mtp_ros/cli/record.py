@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     file: Path = options.file
     if os.path.lexists(file):
         raise RequestError(f"{file} exists already; name a new file, or remove it first")
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False)
     reader = SourceReader(source)
     try:
         with Interrupt() as interrupt:
