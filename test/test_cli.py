@@ -234,6 +234,26 @@ def test_a_conversation_in_this_process(
     assert prompts[2] == prompts[0]
 
 
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_output_that_is_not_taken_gets_one_sentence(options: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", WITHOUT_ROS, "doctor", "--only", "python", *options],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=REPOSITORY,
+        )
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("gemma-mtp: the output cannot be written (No space left on device)")
+
+
+def test_a_closed_standard_output_is_written_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)  # as python finds it after >&-
+    assert main(["doctor", "--only", "python"]) == 0
+
+
 def test_demo_is_the_embedded_pair() -> None:
     embedded = str(demo.TARGET_DIR), str(demo.DRAFTER_DIR)
     assert resolve_pair("demo", "") == resolve_pair("demo", "demo") == embedded

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import io
 import math
@@ -24,6 +25,8 @@ MISTAKE = 2
 """Exit status for what the user can put right."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as of a process that SIGINT ended."""
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Why a disk takes no more output."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -459,17 +462,20 @@ def _add_doctor(commands: Commands) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return the exit status."""
+    # A stream that was closed, as by a supervisor: nothing comes from there, nobody reads it.
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    if sys.stdin is None:  # closed, as by a supervisor: nothing comes from there
-        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")
     options = parser().parse_args(argv)
     try:
         command = importlib.import_module(f"{__package__}.{options.command}")
         status: int = command.run(options)
+        sys.stdout.flush()
         return status
     except ImportError as error:
         return _mistake(
@@ -480,14 +486,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("gemma-mtp: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read has enough. Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_output()  # whoever read has enough
         return 1
     except Exception as error:
         sentence = _sentence(error)
         if sentence is None:
             raise
+        if isinstance(error, OSError):
+            _give_up_output()
         return _mistake(sentence)
+
+
+def _give_up_output() -> None:
+    """Python would complain again when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _sentence(error: Exception) -> str | None:
@@ -502,6 +514,8 @@ def _sentence(error: Exception) -> str | None:
     if isinstance(error, ValidationError):
         field, rest = one_sentence(error).split(" ", 1)
         return f"--{field.replace('_', '-')} {rest}"
+    if isinstance(error, OSError) and error.filename is None and error.errno in NO_ROOM:
+        return f"the output cannot be written ({error.strerror}); free some of that disk"
     return str(error) if isinstance(error, GemmaMtpError) else None
 
 
