@@ -321,7 +321,9 @@ def test_a_token_goes_to_the_hub_and_to_nobody_else(hub: HubServer, machine: Mac
     [
         (["7B"], ["'7B'", "E2B, E4B, 12B, 26B-A4B, 31B", "OWNER/NAME"]),
         (["google/no-such"], ["has no repository google/no-such", "hf auth login", "HF_TOKEN"]),
-        (["goo gle/x!"], ["no name of a repository"]),
+        (["goo gle/x!"], ["nor a repository"]),
+        (["../x", "--offline"], ["nor a repository"]),
+        (["E2B", "--drafter", "E2B", "--offline"], ["--drafter 'E2B' is no repository"]),
         (["E2B", "--revision", "v9"], [f"{TARGET} has no revision v9", "/commits/main"]),
         (["a/b", "--drafter-revision", "v1"], ["--drafter-revision v1", "--drafter"]),
         (["someone/gguf"], ["someone/gguf has no config.json"]),
@@ -363,6 +365,18 @@ def test_no_network_gets_one_sentence(hub: HubServer, machine: Machine) -> None:
     assert status == 2
     assert "http://127.0.0.1:9 cannot be reached (" in err
     assert "HF_ENDPOINT" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("HTTPS_PROXY", "carrier://pigeon"), ("HF_TOKEN", "hf_\u00e9")]
+)
+def test_settings_that_cannot_be_used_get_one_sentence(
+    hub: HubServer, machine: Machine, name: str, value: str
+) -> None:
+    status, _, err = machine.fetch("E2B", **{"NO_PROXY": "localhost", name: value})
+    assert status == 2
+    assert "Traceback" not in err
+    assert name in err.splitlines()[-1]
 
 
 @pytest.mark.slow

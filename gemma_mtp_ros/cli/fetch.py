@@ -68,13 +68,15 @@ def choose(options: argparse.Namespace) -> list[Wanted]:
     """
     name, drafter = options.name, options.drafter
     pair = released_pair(name)
-    if pair is None and name.count("/") != 1:
+    if pair is None and not hub.is_name(name):
         raise RequestError(
             f"{name!r} is neither a released size ({', '.join(RELEASED)}) nor a repository "
             "(OWNER/NAME); give one of them"
         )
     target, known = pair or (name, drafter_of(name) or NO_DRAFTER)
     drafter = drafter or known
+    if drafter != NO_DRAFTER and not hub.is_name(drafter):
+        raise RequestError(f"--drafter {drafter!r} is no repository; give OWNER/NAME, or none")
     wanted = [Wanted("model", target, options.revision or "main", bool(options.revision))]
     if drafter != NO_DRAFTER:
         revision = options.drafter_revision

@@ -33,7 +33,7 @@ from huggingface_hub import (
     try_to_load_from_cache,
 )
 from huggingface_hub.file_download import http_get, repo_folder_name
-from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+from huggingface_hub.utils import build_hf_headers, validate_repo_id  # type: ignore[attr-defined]
 
 from .. import __version__
 from ..api import ErrorCode, GemmaMtpError
@@ -122,6 +122,15 @@ def page(name: str) -> str:
 def is_offline() -> bool:
     """Whether the environment forbids to ask the hub (HF_HUB_OFFLINE)."""
     return bool(constants.HF_HUB_OFFLINE)
+
+
+def is_name(name: str) -> bool:
+    """Whether a repository can be called so, and the engine finds it by that name."""
+    try:
+        validate_repo_id(name)
+    except errors.HFValidationError:
+        return False
+    return name.count("/") == 1
 
 
 def look_up(name: str, revision: str) -> Repository:
@@ -411,6 +420,11 @@ def sentences(name: str, revision: str) -> Iterator[None]:
         ) from error
     except OSError as error:
         raise FetchError(_disk(error)) from error
+    except ValueError as error:
+        raise FetchError(
+            f"{constants.ENDPOINT} cannot be asked so, or its answer is none ({_said(error)}); "
+            "correct HTTPS_PROXY, HF_TOKEN or HF_ENDPOINT, and log in where a network asks for it"
+        ) from error
 
 
 def _refused(name: str, status: int, error: BaseException) -> str:
