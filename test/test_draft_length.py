@@ -380,6 +380,14 @@ def test_a_drafter_that_does_not_pay_reads_what_is_cheap() -> None:
     assert not controller.wants(4, unread=11)
 
 
+def test_a_few_tokens_at_the_end_do_not_tell_what_reading_costs() -> None:
+    controller = DraftController(Costs((1.0,) * 8, 1.0, 0.02))
+    controller.read(128, 1.28)
+    controller.read(1, 1.0)
+    assert controller.wants(4, unread=40)
+    assert not controller.wants(4, unread=80)
+
+
 def test_a_drafter_that_does_not_pay_reads_much_after_many_rounds() -> None:
     """So long that it takes half a per cent of the time; then at once, and again after as long."""
     controller = DraftController(Costs((1.0,) * 8, 1.0, 0.02))

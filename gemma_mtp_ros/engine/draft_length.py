@@ -36,6 +36,10 @@ PROBING = 0.005
 READING = 0.25
 """What a drafter takes to read a token of the text, in draft steps, until it was measured."""
 
+READ_MEMORY = 0.9
+"""What earlier readings weigh when another is measured. A pass over the few tokens at the end of a
+text takes about as long as one over many."""
+
 RATE_MEMORY = 0.995
 """What a round's tokens and time weigh in the next, in the rate that prices time."""
 
@@ -160,7 +164,7 @@ class DraftController:
         self._modes: dict[str, CostBelief] = {}
         self._credit_s = 0.0
         self._token_s = READING * costs.draft
-        self._reading_s = 0.0
+        self._read_tokens = self._read_s = self._reading_s = 0.0
         self._balance = BALANCE
         self._sweep: list[int] = []
         self._since_sweep = SWEEP_EVERY
@@ -224,7 +228,9 @@ class DraftController:
     def read(self, tokens: int, spent_s: float) -> None:
         """The drafter read so many tokens of the text."""
         if tokens > 0:
-            self._token_s = spent_s / tokens
+            self._read_tokens = READ_MEMORY * self._read_tokens + tokens
+            self._read_s = READ_MEMORY * self._read_s + spent_s
+            self._token_s = self._read_s / self._read_tokens
         self._credit_s = max(0.0, self._credit_s - spent_s)
 
     def _look(self, longest: int) -> int | None:
