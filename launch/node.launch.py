@@ -54,6 +54,13 @@ def whole(text):
         raise ValueError("is not a whole number") from None
 
 
+def existing(text):
+    """The name of the file that `text` names; launch_ros would go on without it."""
+    if not os.path.isfile(text):
+        raise ValueError("is not a file; give one that is there")
+    return text
+
+
 PARAMETERS = (
     ("model", "model", str, "folder of the target model, or name of a downloaded repository"),
     ("drafter", "drafter", str, "folder or name of its MTP drafter, or of what draft_kind says"),
@@ -98,7 +105,7 @@ def start(context):
 
     said, parameters = preset_files(given("preset"), given("telemetry_root") or "/")
     if given("params_file"):
-        parameters.append(given("params_file"))
+        parameters.append(given("params_file", existing))
     parameters.append({name: given(name, truth) for name in ("autostart", "use_sim_time")})
     for name, parameter, read, _ in PARAMETERS:
         if given(name):

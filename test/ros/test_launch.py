@@ -93,7 +93,14 @@ def test_a_board_needs_a_model(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "argument", ["respawn:=perhaps", "max_context:=many", "preset:=orin", "reproducible:=2"]
+    "argument",
+    [
+        "respawn:=perhaps",
+        "max_context:=many",
+        "preset:=orin",
+        "reproducible:=2",
+        "params_file:=/no/such.yaml",
+    ],
 )
 def test_a_bad_argument_is_told(argument: str) -> None:
     command = ["ros2", "launch", str(LAUNCH / "demo.launch.py"), argument]
