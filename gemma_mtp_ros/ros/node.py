@@ -35,6 +35,9 @@ EXIT_S = 3.8
 """The process is gone this long after a signal, whatever hangs, and says where it hung (launch
 escalates after 5 s)."""
 
+BAD_ARGUMENTS = 2
+"""Exit status where ROS does not take the arguments."""
+
 FAILURES = 20
 """So many failures of the executor in a row are no accident of one callback."""
 
@@ -119,7 +122,16 @@ def main(args: list[str] | None = None) -> int:
         status = 1
         alarm.ring()
 
-    rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
+    try:
+        rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
+    except RuntimeError as error:  # of rcl and of rclpy
+        said = " ".join(str(error).partition(", at /")[0].split())
+        print(
+            f"the node cannot start: {said}; correct the arguments after --ros-args, or the "
+            "parameter file that they name",
+            file=sys.stderr,
+        )
+        return BAD_ARGUMENTS
     node = GemmaMtpNode()
     spinner = Spinner(node, on_failure)
     spinner.start()

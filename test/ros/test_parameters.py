@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +169,27 @@ def test_node_and_command_line_mean_the_same_pair(
     finally:
         node.destroy_node()
     assert (config.model, config.drafter) == pair == resolve_pair(model, drafter)
+
+
+@pytest.mark.parametrize("arguments", [("--log-level", "loud"), ("--params-file",), ("--foo",)])
+def test_arguments_that_ros_does_not_take_get_one_sentence(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    if arguments == ("--params-file",):
+        file = tmp_path / "file.yaml"
+        file.write_text("a: [1,")
+        arguments = (*arguments, str(file))
+    ended = subprocess.run(
+        [sys.executable, "-m", "gemma_mtp_ros.ros.node", "--ros-args", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+    said = [line for line in ended.stderr.splitlines() if "the node cannot start" in line]
+    assert len(said) == 1
+    assert arguments[-1] in said[0]
 
 
 def test_an_integer_is_taken_for_a_double() -> None:
