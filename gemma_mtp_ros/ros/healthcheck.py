@@ -15,8 +15,10 @@ import time
 
 import rclpy
 from lifecycle_msgs.srv import GetState
+from rclpy.exceptions import InvalidServiceNameException
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.signals import SignalHandlerOptions
+from rclpy.validate_full_topic_name import validate_full_topic_name
 
 HEALTHY = ("active", "inactive")
 """An inactive node has its model loaded and was told by someone to take no goals."""
@@ -79,6 +81,10 @@ def main(arguments: list[str] | None = None) -> int:
     )
     given = parser.parse_args(arguments)
     name = "/" + given.node.strip("/")
+    try:
+        validate_full_topic_name(f"{name}/get_state", is_service=True)
+    except InvalidServiceNameException:
+        parser.error(f"--node {given.node!r} is no name of a node; give one such as /gemma_mtp")
     label = state_of(name, given.timeout)
     if label is None:
         print(f"{name} did not answer get_state within {given.timeout:g} s")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from driver import REPOSITORY, Driver, running_node
 
-from gemma_mtp_ros.ros.healthcheck import HEALTHY, verdict
+from gemma_mtp_ros.ros.healthcheck import HEALTHY, main, verdict
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -38,6 +38,12 @@ def test_every_state_has_a_verdict() -> None:
     assert tuple(sorted(label for label in labels if verdict(label)[0])) == HEALTHY
     assert not verdict("inactive", only_active=True)[0]
     assert verdict("active", only_active=True)[0]
+
+
+def test_a_name_that_no_node_has_gets_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--node", "a b"])
+    assert "--node 'a b' is no name of a node" in capsys.readouterr().err
 
 
 def test_it_follows_the_lifecycle_and_notices_a_node_that_hangs(
