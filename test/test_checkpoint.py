@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from gemma_mtp_ros.api import CheckpointError, EngineConfig, ErrorCode, GemmaMtpError
 from gemma_mtp_ros.engine import tensor_file
-from gemma_mtp_ros.engine.checkpoint import INDEX, SINGLE, Weights, check_memory
+from gemma_mtp_ros.engine.checkpoint import INDEX, SINGLE, Weights, check_memory, find_folder
 from gemma_mtp_ros.engine.decode import Engine
 
 
@@ -57,6 +57,17 @@ def edit_tensor(folder, name, change):
     tensors = load_file(folder / SINGLE)
     tensors[name] = change(tensors[name])
     save_file(tensors, folder / SINGLE, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("role", ["model", "drafter"])
+def test_a_size_is_told_from_a_folder(role, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        find_folder("e2b", role)
+    said = str(caught.value)
+    assert said.startswith(f"{role} 'e2b' is a size and no folder")
+    assert "gemma-mtp fetch e2b" in said
+    assert "google/gemma-4-E2B-it, or its drafter google/gemma-4-E2B-it-assistant" in said
 
 
 def test_missing_folder(tmp_path):

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig
 
 from ..api import CheckpointError, ErrorCode
-from ..models import split_revision
+from ..models import released_pair, split_revision
 from .tensor_file import (
     DTYPES,
     RowFile,
@@ -79,6 +79,11 @@ def find_folder(name: str, role: str) -> Path:
             "unquantised Hugging Face checkpoint (such as google/gemma-4-E2B-it)"
         )
     if not folder.is_dir():
+        if pair := released_pair(name):
+            raise CheckpointError(
+                f"{role} {name!r} is a size and no folder; give the name of a repository that was "
+                f"fetched (gemma-mtp fetch {name}): {pair[0]}, or its drafter {pair[1]}"
+            )
         raise CheckpointError(
             f"{role} folder {name!r} does not exist; give the path of a Hugging Face folder "
             "with config.json and model.safetensors"
