@@ -54,6 +54,28 @@ def test_tasks_are_several_of_each_kind_and_fit_the_embedded_pair() -> None:
     assert len(document.split()) > 400
 
 
+@pytest.mark.parametrize("option", ["--drafter", "--draft-model"])
+def test_a_wrong_drafter_is_refused_before_anything_is_measured(
+    pair: tuple[str, str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    option: str,
+) -> None:
+    monkeypatch.delattr(bench_module, "load")
+    wrong = pair[option == "--draft-model"]
+    status, out, err = bench(capsys, "--model", pair[0], "--drafters", option, wrong)
+    assert (status, out) == (2, "")
+    assert f"drafter {wrong} is" in err
+
+
+def test_a_folder_is_no_file_to_write(
+    pair: tuple[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    status, out, err = bench(capsys, "--model", pair[0], "--drafters", "--json", str(tmp_path))
+    assert (status, out) == (2, "")
+    assert f"--json {tmp_path} cannot be written to; give another name" in err
+
+
 def test_every_kind_is_measured_written_and_drawn(
     pair: tuple[str, str],
     tmp_path: Path,

@@ -126,11 +126,15 @@ def check_files(
         RequestError: naming the file and the remedy.
     """
     for option, file in (("--json", json_file), (plot_option, plot_file)):
-        folder = None if file is None else file.absolute().parent
-        if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK)):
+        if file is None:
+            continue
+        folder = file.absolute().parent
+        if not (folder.is_dir() and os.access(folder, os.W_OK)):
             raise RequestError(
                 f"{option} {file} lies in a folder that cannot be written to; give another"
             )
+        if file.is_dir() or (file.exists() and not os.access(file, os.W_OK)):
+            raise RequestError(f"{option} {file} cannot be written to; give another name")
     if plot_file is None:
         return
     if plot_file.suffix not in _PLOTS:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -99,6 +99,10 @@ def run(options: argparse.Namespace) -> int:
         pydantic.ValidationError: an option is out of its bounds.
     """
     configs = list(make_configs(options))
+    try:
+        check_drafters(configs)
+    except GemmaMtpError as error:
+        raise type(error)(bench.as_options(str(error)), error.code) from error
     asked = tasks_for(options.model)
     found: Comparison | None = None
     with bench.progress(Console(stderr=True)) as steps:
@@ -158,6 +162,22 @@ def make_configs(options: argparse.Namespace) -> Iterator[EngineConfig]:
             structured_output=False,
             max_context=CONTEXT,
         )
+
+
+def check_drafters(configs: Sequence[EngineConfig]) -> None:
+    """Refuse at once what is no drafter of the target, and not when its turn comes.
+
+    Raises:
+        CheckpointError: what does not fit, and what to give instead.
+    """
+    from ..engine.checkpoint import find_folder, read_config
+    from ..engine.draft_loading import plan_drafter
+    from ..engine.spec import TARGET_TYPES, text_spec
+
+    folder = find_folder(configs[0].model, "model")
+    spec = text_spec(read_config(folder, TARGET_TYPES, "model").get_text_config())
+    for config in configs:
+        plan_drafter(config, folder, spec, CONTEXT)
 
 
 def tasks_for(model: str) -> dict[str, list[str]]:
