@@ -411,6 +411,19 @@ def test_a_draft_model_that_cannot_pay_reads_no_prompts(folders):
     assert accepted(finish) > 30
 
 
+def test_a_draft_model_reads_no_long_prompt_for_a_few_tokens(folders, plain):
+    engine = of_kind(folders, "copy")
+    read = []
+    prefill = engine.drafter.model.prefill
+    engine.drafter.model.prefill = lambda ids, last: (read.append(len(ids)), prefill(ids, last))[1]
+    for most, reads in ((4, False), (150, True)):
+        engine.model.costs = Costs((0.1,) * (MAX_DRAFT + 1), 0.02)
+        engine.controller.read(100, 1.0)
+        asked = request(4 * LONG, max_new_tokens=most)
+        assert run(engine, asked, 4)[0] == run(plain, asked, 0)[0]
+        assert (sum(read) > 0) == reads
+
+
 def test_prompt_lookup_accepts_what_repeats(folders, tmp_path):
     """A model that says one thing again and again, which its first line shows."""
     target = tiny.save_target(tmp_path / "loop", seed=3, branches=0.05, **tiny.NO_PLE)

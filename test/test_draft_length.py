@@ -370,6 +370,14 @@ def test_a_drafter_reads_where_drafts_pay() -> None:
     assert controller.wants(4, unread=100_000)
 
 
+def test_a_drafter_reads_no_long_text_for_a_short_answer() -> None:
+    controller = DraftController(FLAT)
+    assert controller.wants(4, unread=100_000, left=1)  # to learn what it costs
+    controller.read(100, 100 * FLAT.passes[0])
+    assert controller.wants(4, unread=100, left=1000)
+    assert not controller.wants(4, unread=100, left=100)  # as long as plain decoding of all
+
+
 def test_a_drafter_that_does_not_pay_reads_what_is_cheap() -> None:
     controller = DraftController(Costs((1.0,) * 8, 1.0, 0.02))
     assert controller.wants(4, unread=0)

@@ -9,6 +9,7 @@ with the greatest worth is drafted, 0 among them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import mul
@@ -212,18 +213,23 @@ class DraftController:
             self._changes = known.changes
         self._new_rate()
 
-    def wants(self, longest: int, unread: int) -> bool:
+    def wants(self, longest: int, unread: int, left: float = math.inf) -> bool:
         """Whether the drafter is to read what it must before it can draft: where drafts are
         expected to pay, and else now and then, to see whether they would stand.
 
         :param unread: tokens of the text that it has not read.
+        :param left: most tokens that the answer still takes: what drafting saves in all of them
+            has to make up for the reading, once it is known what that costs.
         """
         self._reading_s = unread * self._token_s
         if self._reading_s <= self.costs.draft:
             return True
         costs = self.costs
-        pays, _ = best_length(self.acceptance.rates(), costs.passes, costs.draft, longest)
-        return pays > 0 or self._credit_s >= self._reading_s + costs.draft
+        pays, rate = best_length(self.acceptance.rates(), costs.passes, costs.draft, longest)
+        saved_s = left * (costs.passes[0] - 1.0 / rate) if pays else 0.0
+        if pays and (not self._read_tokens or saved_s > self._reading_s):
+            return True
+        return self._credit_s >= self._reading_s + costs.draft
 
     def read(self, tokens: int, spent_s: float) -> None:
         """The drafter read so many tokens of the text."""

@@ -65,17 +65,17 @@ class Rounds:
             a sign of life.
         """
         self.aside_s += paused_s
+        cache = self.model.target.cache
+        left = sequence.limit - place.index, self.context - cache.length
         unread = 0
         if self.drafter is not None and cap:
             unread = self.drafter.unread(sequence.tokens)
-            if self.controller is not None and not self.controller.wants(cap, unread):
+            if self.controller is not None and not self.controller.wants(cap, unread, min(left)):
                 cap = 0
             elif (ready := self._catch_up(self.drafter, sequence.tokens, unread)) is None:
                 return None
             else:
                 cap = min(cap, ready)
-        cache = self.model.target.cache
-        left = sequence.limit - place.index, self.context - cache.length
         longest = longest_draft(cap, *left)
         if sequence.guide is not None and sequence.guide.grammar is not None:
             most = longest_draft(MAX_DRAFT, *left)
