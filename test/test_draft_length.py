@@ -409,3 +409,39 @@ def test_a_drafter_that_does_not_pay_reads_much_after_many_rounds() -> None:
         controller.read(40, 4.0)
         assert controller.chain(4).probe
         controller.read(0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("draft", "token", "chance", "least"),
+    [
+        (0.3, 0.05, 0.2, 0.94),  # never pays
+        (0.3, 0.05, 0.6, 0.94),  # pays, but for what reading takes
+        (0.1, 0.002, 0.8, 2.0),
+        (0.2, 0.02, 0.8, 1.3),
+    ],
+)
+def test_what_reading_takes_must_be_earned(
+    draft: float, token: float, chance: float, least: float
+) -> None:
+    """Eight prompts of 2,000 tokens, each answered by 250, by a simulated draft model."""
+    controller = DraftController(Costs(tuple(1.0 + 0.02 * n for n in range(8)), draft, 0.03))
+    draw, spent_s = random.Random(1), 0.0
+    for _ in range(8):
+        controller.new_answer()
+        unread, said = 2000, 0
+        while said < 250:
+            longest = 4 if controller.wants(4, unread, 250 - said) else 0
+            if longest and unread > 8:
+                controller.read(unread, unread * token)
+                spent_s += unread * token
+                unread = 0
+            now = controller.chain(longest)
+            stood = [draw.random() < chance for _ in range(now.steps)]
+            kept = (*stood[: now.checked], False).index(False)
+            missed = now.checked < len(stood) and kept == now.checked
+            round_s = 1.0 + 0.02 * now.checked + now.steps * draft
+            controller.close(now, kept, stood[now.checked] if missed else None, round_s)
+            spent_s += round_s
+            said += kept + 1
+            unread = 0 if now.steps else unread + 1
+    assert 8 * 250 / spent_s > least

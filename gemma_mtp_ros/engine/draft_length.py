@@ -41,6 +41,10 @@ READ_MEMORY = 0.9
 """What earlier readings weigh when another is measured. A pass over the few tokens at the end of a
 text takes about as long as one over many."""
 
+EARNED_MOST, OVERDRAFT, READING_SHARE = 100.0, 10.0, 0.02
+"""Account of what drafting won and reading for it took, in passes of one row: at most, how far it
+may be overdrawn before nothing more is read, and what it is given a round."""
+
 RATE_MEMORY = 0.995
 """What a round's tokens and time weigh in the next, in the rate that prices time."""
 
@@ -166,6 +170,7 @@ class DraftController:
         self._credit_s = 0.0
         self._token_s = READING * costs.draft
         self._read_tokens = self._read_s = self._reading_s = 0.0
+        self._earned = self._unpaid_s = 0.0
         self._balance = BALANCE
         self._sweep: list[int] = []
         self._since_sweep = SWEEP_EVERY
@@ -215,7 +220,8 @@ class DraftController:
 
     def wants(self, longest: int, unread: int, left: float = math.inf) -> bool:
         """Whether the drafter is to read what it must before it can draft: where drafts are
-        expected to pay, and else now and then, to see whether they would stand.
+        expected to pay and have earned what was read before, and else now and then, to see whether
+        they would stand.
 
         :param unread: tokens of the text that it has not read.
         :param left: most tokens that the answer still takes: what drafting saves in all of them
@@ -227,7 +233,8 @@ class DraftController:
         costs = self.costs
         pays, rate = best_length(self.acceptance.rates(), costs.passes, costs.draft, longest)
         saved_s = left * (costs.passes[0] - 1.0 / rate) if pays else 0.0
-        if pays and (not self._read_tokens or saved_s > self._reading_s):
+        known = self._read_tokens > 0
+        if pays and self._earned >= -OVERDRAFT and (not known or saved_s > self._reading_s):
             return True
         return self._credit_s >= self._reading_s + costs.draft
 
@@ -237,6 +244,7 @@ class DraftController:
             self._read_tokens = READ_MEMORY * self._read_tokens + tokens
             self._read_s = READ_MEMORY * self._read_s + spent_s
             self._token_s = self._read_s / self._read_tokens
+        self._unpaid_s += spent_s
         self._credit_s = max(0.0, self._credit_s - spent_s)
 
     def _look(self, longest: int) -> int | None:
@@ -396,6 +404,9 @@ class DraftController:
         spent = self.costs.passes[now.checked] + now.steps * self.costs.draft
         won = kept + 1.0 - spent / self.costs.passes[0]
         self._balance = max(-BALANCE, min(BALANCE_MOST, self._balance + won + ALLOWED))
+        paid = self._unpaid_s / self.costs.passes[0]
+        self._earned = min(EARNED_MOST, self._earned + won + READING_SHARE - paid)
+        self._unpaid_s = 0.0
         if now.checked == 0:
             self._credit_s += PROBING * self.costs.passes[0]
         if now.probe and now.steps and not (kept or next_stood):  # else it looks again at once
