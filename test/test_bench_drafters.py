@@ -119,6 +119,7 @@ def test_every_kind_is_measured_written_and_drawn(
         (["--drafters", "--draft-length", "0"], ["--draft-length", "1 to 7"]),
         (["--drafters", "--draft-model", "DRAFTER"], ["MTP assistant", "--draft-kind is"]),
         (["--drafters", "--drafter", "TARGET"], ["--draft-kind is mtp", "whole model"]),
+        (["--draft-kind", "draft_model"], ["--draft-kind is draft_model", "as --drafter,"]),
     ],
 )
 def test_a_mistake_gets_one_sentence(

@@ -169,6 +169,7 @@ def make_config(options: argparse.Namespace) -> EngineConfig:
 def as_options(sentence: str) -> str:
     """Name options where the engine names the node's parameters."""
     sentence = sentence.replace("draft.kind", "--draft-kind")
+    sentence = sentence.replace("in the parameter 'drafter'", "as --drafter")
     sentence = _OPTIONS.sub(lambda found: "--" + found[1].replace("_", "-"), sentence)
     return sentence.replace("--max-context", "--context")
 
