@@ -253,7 +253,10 @@ def check(spec: Spec, value: Any) -> str:
         return ""
     wanted = (int, float) if isinstance(spec.default, float) else (type(spec.default),)
     if type(value) not in wanted:
-        hint = "; YAML reads on, off, yes, no as booleans: put it in quotes"
+        hint = (
+            "; YAML reads on, off, yes, no as booleans: put it in quotes, in a shell in two kinds, "
+            """as "'off'\""""
+        )
         return (
             f"{said} is not {_a(spec.kind)}; give {_a(spec.kind)}"
             + (f" ({spec.bounds})" if spec.bounds else "")
