@@ -197,6 +197,13 @@ def ask(driver: Driver, recorder: Recorder, instruction: str) -> tuple[Ask, Goal
     return asked, goal
 
 
+def begun(driver: Driver, asked: Ask) -> None:
+    """Wait until the answer begins, or has ended."""
+    give_up_s = time.monotonic() + ANSWER_S
+    while asked.first_s is None and time.monotonic() < give_up_s:
+        rest(driver, 0.01)
+
+
 def finish(driver: Driver, recorder: Recorder, asked: Ask, goal: Goal) -> None:
     """Wait for the result and note how the goal ended."""
     result = driver.wait_result(goal, ANSWER_S)
@@ -263,7 +270,7 @@ def lose_the_engine(driver: Driver, recorder: Recorder) -> None:
     """Kill the engine under a goal; the next goal waits for the new one."""
     instructions = [example.instruction for example in held_out(2)]
     asked = ask(driver, recorder, instructions[0])
-    rest(driver, 1.0)
+    begun(driver, asked[0])
     recorder.kill_engine()
     finish(driver, recorder, *asked)
     finish(driver, recorder, *ask(driver, recorder, instructions[1]))
@@ -273,7 +280,7 @@ def override(driver: Driver, recorder: Recorder) -> None:
     """Set watchdog.override to CRITICAL under a goal, and back after some seconds."""
     instructions = [example.instruction for example in held_out(3)]
     asked = ask(driver, recorder, instructions[0])
-    rest(driver, 1.0)
+    begun(driver, asked[0])
     recorder.override("CRITICAL", driver)
     finish(driver, recorder, *asked)
     for instruction in instructions[1:]:
