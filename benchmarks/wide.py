@@ -209,12 +209,12 @@ def answer(engine: Engine, prompt: str, cap: int, tokens: int) -> tuple[list[int
 
 
 @contextmanager
-def oracle(engine: Engine, prompt: str, said: list[int]) -> Iterator[None]:
+def oracle(engine: Engine, prompt: str, said: list[int], seed: int) -> Iterator[None]:
     """The oracle in the drafter's place."""
     from .wide_oracle import Oracle
 
     drafter = engine.drafter
-    engine.drafter = Oracle(engine, engine.count_tokens((), prompt), said)
+    engine.drafter = Oracle(engine, engine.count_tokens((), prompt), said, seed)
     try:
         yield
     finally:
@@ -226,9 +226,9 @@ def oracle_rows(engines: dict[str, Engine], prompt: str, repeats: int) -> Iterat
     for name, engine in engines.items():
         said, _ = answer(engine, prompt, 0, ANSWER)
         rates: dict[str, list[float]] = {"plain": [], "drafted": []}
-        for _ in range(repeats):
+        for seed in range(repeats):
             rates["plain"].append(answer(engine, prompt, 0, ANSWER)[1].stats.tokens_per_second)
-            with oracle(engine, prompt, said):
+            with oracle(engine, prompt, said, seed):
                 again, finish = answer(engine, prompt, 7, ANSWER)
             assert again == said
             rates["drafted"].append(finish.stats.tokens_per_second)
@@ -302,7 +302,7 @@ def rows(threads: int, repeats: int, show: Callable[[str], None], small: bool = 
             v5 = passes[name, 5] / passes[name, 1]
             found.append(Row(f"wide.{name}_v5", v5, "ratio", (FEWER, slower)))
         show("drafting with an oracle")
-        found += oracle_rows(engines, prompt_of(engines["bf16"], CACHE), max(3, repeats // 5))
+        found += oracle_rows(engines, prompt_of(engines["bf16"], CACHE), max(3, repeats // 3))
         show("prefill of 1,000 tokens")
         prompt = prompt_of(engines["bf16"], PROMPT)
         prefill = prefill_cases(pair, engines["bf16"], prompt)
