@@ -438,6 +438,18 @@ def test_an_end_is_found(text: Text, vocabulary: Vocabulary, schema: dict[str, A
     assert end is not None
     assert len(end) == grammar.shortest
     jsonschema.validate(json.loads(text.decode(end)), schema)
+
+
+@pytest.mark.parametrize("letter", ["x", "Z"])
+def test_one_character_that_a_pattern_wants_is_found_at_once(
+    text: Text, vocabulary: Vocabulary, letter: str
+) -> None:
+    grammar = Grammars(vocabulary).compile(json.dumps({"type": "string", "pattern": letter}))
+    assert grammar.shortest == 3
+    state = grammar.start(500)
+    begun = vocabulary.tokenizer.tokenize_str('"fo')
+    state.accept(begun)
+    assert text.decode([*begun, *(state.end() or ())]) == f'"fo{letter}"'
     assert not state.complete  # it was only looked for
 
 

@@ -58,10 +58,11 @@ class Closers:
                 if step:
                     turn = 0
                 else:
+                    fresh = not run or run[-1] in self._quote
                     last = run[-REPEATS:]
                     if len(last) == REPEATS and len(set(last)) == 1 and last[0] in self._rest:
                         turn = 1 + self._rest.index(last[0])
-                    step, turn = self._choice(matcher, turn)
+                    step, turn = self._choice(matcher, turn, fresh)
                 if not step or matcher.try_consume_tokens(step) != len(step):
                     return None
                 run += step
@@ -70,13 +71,19 @@ class Closers:
             if run and not matcher.is_error():
                 matcher.rollback(len(run))
 
-    def _choice(self, matcher: LLMatcher, turn: int) -> tuple[list[int], int]:
+    def _choice(self, matcher: LLMatcher, turn: int, fresh: bool) -> tuple[list[int], int]:
         """The first token allowed, and where to go on.
 
         :param turn: 0, or which of the characters that go on to try first, where each is to have
             its turn.
+        :param fresh: whether a string may have begun just now, so that one character may be all
+            that its pattern wants.
         """
         letter = [t for t in self._letter if matcher.validate_tokens([t])]
+        if letter and fresh and not self._may_end(matcher, []):
+            for token in self._rest:
+                if self._may_end(matcher, [token]):
+                    return [token], 0
         first = self._quote if letter else self._brackets + self._quote
         if not turn:
             first = first + letter + self._leads_on
@@ -89,6 +96,11 @@ class Closers:
         # Within a character of several bytes, or where a pattern wants one that is not ASCII.
         row = int.from_bytes(matcher.compute_bitmask(), "little") & self._usable
         return [(row & -row).bit_length() - 1] if row else [], turn
+
+    def _may_end(self, matcher: LLMatcher, text: list[int]) -> bool:
+        """Whether the string that is open may end after the tokens of this text."""
+        whole = len(text) + 1
+        return any(matcher.validate_tokens([*text, quote]) == whole for quote in self._quote)
 
     def _spell(self, text: bytes) -> list[int]:
         """The longest token at each place; nothing if there is none for a byte."""
