@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -292,7 +293,7 @@ def test_a_node_that_says_nothing_is_given_up(
     robot.board.prompt = LONG
     ask = AskModel("ask", timeout_s=2.0)
     robot.plant(ask)
-    robot.tick_until(lambda: bool(driver.chunks))
+    robot.tick_until(lambda: re.match("[1-9].* characters", ask.feedback_message) is not None)
     active.signal(signal.SIGSTOP)
     try:
         assert robot.end() == Status.FAILURE
