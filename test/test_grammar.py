@@ -438,6 +438,7 @@ def test_an_end_is_found(text: Text, vocabulary: Vocabulary, schema: dict[str, A
     assert end is not None
     assert len(end) == grammar.shortest
     jsonschema.validate(json.loads(text.decode(end)), schema)
+    assert not state.complete  # it was only looked for
 
 
 @pytest.mark.parametrize("letter", ["x", "Z"])
@@ -450,7 +451,6 @@ def test_one_character_that_a_pattern_wants_is_found_at_once(
     begun = vocabulary.tokenizer.tokenize_str('"fo')
     state.accept(begun)
     assert text.decode([*begun, *(state.end() or ())]) == f'"fo{letter}"'
-    assert not state.complete  # it was only looked for
 
 
 def test_the_scores_of_some_tokens_are_masked_by_their_ids(plan: Grammar) -> None:
