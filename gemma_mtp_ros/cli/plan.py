@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 
-from ..api import CheckpointError, DraftKind, EngineConfig, RequestError
+from ..api import DraftKind, EngineConfig, RequestError
 from ..models import DEMO, NO_DRAFTER, resolve_pair
 from ..telemetry.boards import CACHE_MIB, MODULES, Module, find_module, meminfo, module_of
 from ..telemetry.discover import is_jetson
@@ -108,6 +108,7 @@ def find_pairs(model: str, drafter: str, kind: DraftKind = "mtp") -> list[Pair]:
         RequestError: this kind of drafts has no drafter, or cannot do without one.
     """
     from ..engine.checkpoint import find_folder, read_config
+    from ..engine.draft_loading import check_vocabulary
     from ..engine.fitting import Pair
     from ..engine.released import RELEASED, find_released
     from ..engine.spec import DRAFTER_TYPES, check_pair, drafter_spec
@@ -131,11 +132,7 @@ def find_pairs(model: str, drafter: str, kind: DraftKind = "mtp") -> list[Pair]:
             )
         _, own, smaller = _find_target(drafter)
         for target in targets:
-            if target.target.vocab != smaller.vocab:
-                raise CheckpointError(
-                    f"draft model {drafter} has a vocabulary of {smaller.vocab} tokens, but target "
-                    f"{target.name} has {target.target.vocab}; take one of the same family"
-                )
+            check_vocabulary(target.target, smaller, target.name, drafter)
         return [replace(target, drafter=own, smaller=smaller) for target in targets]
     _, draft = resolve_pair(model, drafter)
     if not draft:

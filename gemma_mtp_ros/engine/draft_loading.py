@@ -35,6 +35,8 @@ from .text import Text
 MODEL_TYPE = "model_type"
 """Key of a config.json that tells an MTP assistant from a whole model."""
 
+SAME_FAMILY = "a draft model must share the target's tokenizer: take one of the same family"
+
 
 @dataclass(frozen=True)
 class DraftPlan:
@@ -107,23 +109,30 @@ def _refuse_other_kind(kind: DraftKind, folder: Path) -> None:
         )
 
 
+def check_vocabulary(target: TextSpec, model: TextSpec, name: str, draft_name: str) -> None:
+    """Refuse a draft model with another number of tokens.
+
+    :raises CheckpointError: naming both.
+    """
+    if target.vocab != model.vocab:
+        raise CheckpointError(
+            f"draft model {draft_name} has a vocabulary of {model.vocab} tokens, but target {name} "
+            f"has {target.vocab}; {SAME_FAMILY}"
+        )
+
+
 def check_same_tokens(target: TextSpec, model: TextSpec, folder: Path, draft_folder: Path) -> None:
     """Refuse a draft model to which token ids mean something else.
 
     :raises CheckpointError: naming what differs.
     """
-    remedy = "a draft model must share the target's tokenizer: take one of the same family"
-    if target.vocab != model.vocab:
-        raise CheckpointError(
-            f"draft model {draft_folder} has a vocabulary of {model.vocab} tokens, but target "
-            f"{folder} has {target.vocab}; {remedy}"
-        )
+    check_vocabulary(target, model, str(folder), str(draft_folder))
     ours, theirs = (_tokenizer_of(each) for each in (folder, draft_folder))
     if ours != theirs:
         differing = sorted(key for key in ours.keys() | theirs if ours.get(key) != theirs.get(key))
         raise CheckpointError(
             f"the tokenizer.json of draft model {draft_folder} and of target {folder} differ in "
-            f"{', '.join(differing)}; {remedy}"
+            f"{', '.join(differing)}; {SAME_FAMILY}"
         )
 
 
