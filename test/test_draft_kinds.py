@@ -395,13 +395,19 @@ def test_drafts_end_where_a_draft_model_reads_no_further(folders, plain, tmp_pat
     assert (tokens, drafted(finish)) == (run(plain, asked, 0)[0], 0)
 
 
+def reads_of(engine):
+    """Lengths of what the draft model reads from now on."""
+    read = []
+    prefill = engine.drafter.model.prefill
+    engine.drafter.model.prefill = lambda ids, last: (read.append(len(ids)), prefill(ids, last))[1]
+    return read
+
+
 def test_a_draft_model_that_cannot_pay_reads_no_prompts(folders):
     """As slow as the target: with every draft right it would still lose."""
     engine = of_kind(folders, "copy")
     engine.model.costs = Costs((0.1,) * (MAX_DRAFT + 1), 0.1)
-    read = []
-    prefill = engine.drafter.model.prefill
-    engine.drafter.model.prefill = lambda ids, last: (read.append(len(ids)), prefill(ids, last))[1]
+    read = reads_of(engine)
     for number in range(3):
         run(engine, request(2 * LONG + str(number), max_new_tokens=60), 4)
     assert sum(read) == 0
@@ -413,9 +419,7 @@ def test_a_draft_model_that_cannot_pay_reads_no_prompts(folders):
 
 def test_a_draft_model_reads_no_long_prompt_for_a_few_tokens(folders, plain):
     engine = of_kind(folders, "copy")
-    read = []
-    prefill = engine.drafter.model.prefill
-    engine.drafter.model.prefill = lambda ids, last: (read.append(len(ids)), prefill(ids, last))[1]
+    read = reads_of(engine)
     for most, reads in ((4, False), (150, True)):
         engine.model.costs = Costs((0.1,) * (MAX_DRAFT + 1), 0.02)
         engine.controller.read(100, 1.0)

@@ -25,6 +25,7 @@ from rclpy.executors import (
     SingleThreadedExecutor,
 )
 from rclpy.node import Node
+from test_busy_policy import ENDLESS
 from unique_identifier_msgs.msg import UUID
 
 from gemma_mtp_ros.api import Channel, ErrorCode, FinishReason, Message, RequestError
@@ -47,15 +48,6 @@ from gemma_mtp_ros.ros.client_messages import goal_message
 
 CUP = "Bring Anna the red cup from the kitchen."
 DOCK = "Go to the dock."
-ENDLESS: dict[str, Any] = {
-    "raw_prompt": True,
-    "max_new_tokens": 1500,
-    "seed": 0,
-    "temperature": 100.0,
-    "top_k": 0,
-    "top_p": 1.0,
-}
-"""Random tokens: far more than any machine decodes within a time limit of these tests."""
 WAIT_S = 60.0
 
 
@@ -376,7 +368,7 @@ def test_an_inactive_node_rejects(client: GenerateClient, driver: Driver) -> Non
 
 
 def test_a_goal_that_fails_keeps_its_text(client: GenerateClient, slow: None) -> None:
-    answer = client.ask(CUP, **ENDLESS, timeout_s=1.0)
+    answer = client.ask(**ENDLESS, timeout_s=1.0)
     with pytest.raises(GoalFailedError) as caught:
         list(answer)
     failed = caught.value
